@@ -1,0 +1,1 @@
+"""Scheduling policies: pure state machines that decide what comes next."""

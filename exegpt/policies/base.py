@@ -1,0 +1,81 @@
+"""What every policy sees and says.
+
+A policy decides once a cycle, from queue and pool, which queries to encode and how many decode
+iterations follow. `simulator.replay` executes the decisions on a profile's clock and `runner` on
+real ranks; both keep the books with `policies.pool.Pool`, so what is simulated is what runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A request as a policy sees it."""
+
+    id: int
+    input_tokens: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decision: encode, then decode.
+
+    Attributes
+    ----------
+    encode : tuple of tuples of query ids
+        The queries to encode, one tuple per micro-batch; all empty if there are none.
+    decode_iterations : int
+        Decode iterations that follow; fewer are run if all micro-batches empty before.
+    preempt : tuple of query ids
+        Active queries whose K/V is dropped first; they wait at the head of the queue and are
+        encoded again with what they had generated.
+    keep_finished : bool
+        Whether finished rows are computed on until the last of their micro-batch ends
+        (FasterTransformer); else they leave at once.
+    """
+
+    encode: tuple[tuple[int, ...], ...]
+    decode_iterations: int
+    preempt: tuple[int, ...] = ()
+    keep_finished: bool = False
+
+    @property
+    def num_encoded(self) -> int:
+        """Queries that the step encodes."""
+        return sum(len(batch) for batch in self.encode)
+
+
+class View(Protocol):
+    """What a policy may look at when it decides."""
+
+    @property
+    def waiting(self) -> list[Query]:
+        """Queries that have arrived and are not encoded, first come first."""
+
+    @property
+    def micro_batch_sizes(self) -> list[int]:
+        """Active queries per micro-batch."""
+
+    @property
+    def num_active(self) -> int:
+        """Active queries."""
+
+    def fits(self, queries: list[Query], decode_iterations: int) -> bool:
+        """Whether K/V pages last for the pool and `queries` through `decode_iterations`."""
+
+    def longest_remaining(self, queries: list[Query]) -> int:
+        """Most iterations that any active query or any of `queries` may still take."""
+
+    def youngest(self) -> int:
+        """Id of the active query that was encoded last."""
+
+
+class PolicyMachine(Protocol):
+    """A policy: from a view to the next step."""
+
+    def next_step(self, view: View) -> Step | None:
+        """The next step; None if there is nothing to do until a query arrives."""

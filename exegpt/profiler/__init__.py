@@ -1,0 +1,1 @@
+"""Cost tables of one layer and of synchronisation: measured, interpolated, never extrapolated."""

@@ -1,0 +1,200 @@
+"""The schedule file: where the solver and the runtime meet.
+
+A schedule is complete and can be edited by hand; reading one checks every field and names the
+file and the key of what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from exegpt.errors import ScheduleError
+from exegpt.specs import ModelSpec, Policy
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """Control variables of a schedule.
+
+    The paper's symbols: `encode_batch_size` B_E, `decode_batch_size` B_D (pool at the start of a
+    decode phase), `decode_iterations` N_D, `num_micro_batches` the number of B_m, `tp_size` and
+    `num_tp_gpus` together T_P. For STATIC the batch is `encode_batch_size`.
+    """
+
+    encode_batch_size: int
+    decode_batch_size: int
+    decode_iterations: int
+    num_micro_batches: int
+    tp_size: int
+    num_tp_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One pipeline stage: the ranks of its tensor-parallel group and its layers [first, last + 1]."""
+
+    role: str
+    ranks: tuple[int, ...]
+    layers: tuple[int, int]
+
+    @property
+    def tp_size(self) -> int:
+        """Tensor-parallel degree of the stage."""
+        return len(self.ranks)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that the stage holds."""
+        return self.layers[1] - self.layers[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A concrete plan: policy, knobs and stages, with what the solver predicted for it."""
+
+    model: str
+    policy: Policy
+    knobs: Knobs
+    stages: tuple[Stage, ...]
+    num_replicas: int = 1
+    lengths: Mapping[str, Any] = field(default_factory=dict)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that the schedule occupies."""
+        return sum(stage.tp_size for stage in self.stages)
+
+    def check(self, model: ModelSpec, *, num_ranks: int, source: str = "schedule") -> None:
+        """Raise ScheduleError unless the schedule fits the model and the number of ranks."""
+        if self.model != model.name:
+            raise ScheduleError(f"{source}: model is {self.model}, but model.name={model.name} was asked to run")
+        if self.num_ranks > num_ranks:
+            raise ScheduleError(
+                f"{source}: stages name {self.num_ranks} ranks, but the cluster has {num_ranks} "
+                "(cluster.num_nodes x cluster.gpus_per_node). Solve again for this cluster."
+            )
+        ranks = [rank for stage in self.stages for rank in stage.ranks]
+        if ranks != list(range(len(ranks))):
+            raise ScheduleError(f"{source}: stages[].ranks are {ranks}, expected 0..{len(ranks) - 1} in order")
+        at = 0
+        for index, stage in enumerate(self.stages):
+            if stage.layers[0] != at or stage.num_layers < 1:
+                raise ScheduleError(
+                    f"{source}: stages[{index}].layers={list(stage.layers)} must start at {at} and hold a layer"
+                )
+            at = stage.layers[1]
+            if stage.tp_size not in model.tp_sizes(stage.tp_size):
+                raise ScheduleError(
+                    f"{source}: stages[{index}] is split {stage.tp_size} ways, but {model.name} has "
+                    f"{model.num_attention_heads} heads and {model.num_key_value_heads} K/V heads; "
+                    f"allowed: {list(model.tp_sizes(num_ranks))}"
+                )
+        if at != model.num_hidden_layers:
+            raise ScheduleError(f"{source}: stages hold {at} layers, {model.name} has {model.num_hidden_layers}")
+
+
+def to_dict(schedule: Schedule) -> dict[str, Any]:
+    """Plain values of a schedule, as they stand in the file."""
+    return {
+        "version": VERSION,
+        "model": schedule.model,
+        "policy": schedule.policy.value,
+        "num_replicas": schedule.num_replicas,
+        "knobs": asdict(schedule.knobs),
+        "stages": [{"role": s.role, "ranks": list(s.ranks), "layers": list(s.layers)} for s in schedule.stages],
+        "lengths": dict(schedule.lengths),
+        "predicted": dict(schedule.predicted),
+    }
+
+
+def write_schedule(schedule: Schedule, path: Path) -> None:
+    """Write `schedule` as YAML."""
+    path.write_text(yaml.safe_dump(to_dict(schedule), sort_keys=False))
+
+
+def read_schedule(path: Path) -> Schedule:
+    """Read a schedule file; ScheduleError names the key that is wrong."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ScheduleError(f"schedule={path}: no such file; `command=solve` writes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"schedule={path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ScheduleError(f"schedule={path}: not YAML: {error}") from error
+    return from_dict(data, source=str(path))
+
+
+def from_dict(data: Any, *, source: str) -> Schedule:
+    """Build a schedule from plain values; ScheduleError names the key that is wrong."""
+    if not isinstance(data, dict):
+        raise ScheduleError(f"{source}: expected a mapping with the keys of a schedule, found {type(data).__name__}")
+    expected = {"version", "model", "policy", "num_replicas", "knobs", "stages", "lengths", "predicted"}
+    unknown = sorted(set(data) - expected)
+    if unknown:
+        raise ScheduleError(f"{source}: unknown key {unknown[0]!r}; known: {sorted(expected)}")
+    if data.get("version") != VERSION:
+        raise ScheduleError(f"{source}: version={data.get('version')!r}, this release reads version {VERSION}")
+    try:
+        policy = Policy(data.get("policy"))
+    except ValueError:
+        raise ScheduleError(
+            f"{source}: policy={data.get('policy')!r}; allowed: {[p.value for p in Policy]}"
+        ) from None
+    if not isinstance(data.get("model"), str):
+        raise ScheduleError(f"{source}: model={data.get('model')!r} must be a name")
+    num_replicas = _positive(data, "num_replicas", source)
+    if num_replicas != 1:
+        raise ScheduleError(f"{source}: num_replicas={num_replicas}; this release runs 1")
+    stages = data.get("stages")
+    if not isinstance(stages, list) or not stages:
+        raise ScheduleError(f"{source}: stages must be a list of at least one stage")
+    return Schedule(
+        model=data["model"],
+        policy=policy,
+        num_replicas=num_replicas,
+        knobs=_knobs(data.get("knobs"), source),
+        stages=tuple(_stage(stage, index, source) for index, stage in enumerate(stages)),
+        lengths=data.get("lengths") or {},
+        predicted=data.get("predicted") or {},
+    )
+
+
+def _knobs(data: Any, source: str) -> Knobs:
+    names = tuple(Knobs.__dataclass_fields__)
+    if not isinstance(data, dict):
+        raise ScheduleError(f"{source}: knobs must be a mapping of {list(names)}")
+    unknown = sorted(set(data) - set(names))
+    if unknown:
+        raise ScheduleError(f"{source}: unknown key knobs.{unknown[0]}; known: {list(names)}")
+    return Knobs(**{name: _positive(data, name, source, prefix="knobs.") for name in names})
+
+
+def _positive(data: Mapping[str, Any], key: str, source: str, prefix: str = "") -> int:
+    value = data.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ScheduleError(f"{source}: {prefix}{key}={value!r} must be an integer of at least 1")
+    return value
+
+
+def _stage(data: Any, index: int, source: str) -> Stage:
+    where = f"{source}: stages[{index}]"
+    if not isinstance(data, dict) or set(data) != {"role", "ranks", "layers"}:
+        raise ScheduleError(f"{where} must have exactly the keys role, ranks and layers")
+    if data["role"] != "both":
+        raise ScheduleError(f"{where}.role={data['role']!r}; RRA and STATIC use 'both'")
+    for key in ("ranks", "layers"):
+        values = data[key]
+        if not isinstance(values, list) or not values or not all(type(v) is int and v >= 0 for v in values):
+            raise ScheduleError(f"{where}.{key}={values!r} must be a list of integers")
+    if len(data["layers"]) != 2:
+        raise ScheduleError(f"{where}.layers={data['layers']} must be [first, last + 1]")
+    return Stage(role=data["role"], ranks=tuple(data["ranks"]), layers=(data["layers"][0], data["layers"][1]))
