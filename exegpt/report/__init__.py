@@ -1,0 +1,1 @@
+"""What a job leaves behind: result files, tables, timelines, plots and the report page."""

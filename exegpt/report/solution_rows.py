@@ -1,0 +1,207 @@
+"""What the solver answered, as rows of text: the schedule, its rivals, what to relax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from exegpt.report.units import (
+    ABSENT,
+    format_gib,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_seconds,
+    ratio_of,
+)
+
+Record = Mapping[str, Any]
+
+_MAX_GPUS_LISTED = 8
+
+_SYMBOLS = {
+    "encode_batch_size": "B_E",
+    "decode_batch_size": "B_D",
+    "decode_iterations": "N_D",
+    "num_micro_batches": "m",
+    "tp_size": "TP",
+    "num_tp_gpus": "TP GPUs",
+}
+
+
+def is_feasible(record: Record) -> bool:
+    """Whether a record of a policy holds a schedule rather than a reason why there is none."""
+    return "infeasible" not in record and record.get("throughput_per_s") is not None
+
+
+def knobs_text(record: Record) -> str:
+    """The knobs of a schedule in the paper's symbols: `B_E 32, N_D 16, m 2, TP 2`."""
+    knobs = dict(record.get("knobs") or {})
+    if record.get("policy") == "STATIC":
+        # A static batch decodes until its longest query ends; only its size is a choice.
+        batch = knobs.pop("encode_batch_size", None)
+        knobs.pop("decode_batch_size", None)
+        knobs.pop("decode_iterations", None)
+        knobs = {"batch": batch, **knobs}
+    if knobs.get("tp_size") == 1:
+        knobs.pop("num_tp_gpus", None)
+    replicas = record.get("num_replicas", 1)
+    parts = [f"{_SYMBOLS.get(key, key)} {value}" for key, value in knobs.items() if value is not None]
+    return ", ".join(parts + ([f"{replicas} replicas"] if replicas > 1 else [])) or ABSENT
+
+
+def stage_texts(stages: Sequence[Record]) -> list[str]:
+    """One text per run of stages of equal role: `4 stages (both): ranks 0-3, layers 0-7 | 8-15`."""
+    texts = []
+    for role, group in groupby(stages, key=lambda stage: stage.get("role")):
+        members = list(group)
+        places = [f"{_ranks(s['ranks'])} layers {s['layers'][0]}-{s['layers'][1] - 1}" for s in members]
+        count = "1 stage" if len(members) == 1 else f"{len(members)} stages"
+        purpose = "encode and decode" if role == "both" else str(role)
+        texts.append(f"{count}, {purpose}: " + " | ".join(places))
+    return texts
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+def bound_text(value_s: float | None, bound_s: float | None) -> str:
+    """A latency beside its bound: `4.20 s of 5.00 s (84.0 %)`."""
+    if bound_s is None or math.isinf(bound_s):
+        return f"{format_seconds(value_s)} (no bound)"
+    share = ratio_of(value_s, bound_s)
+    verdict = "" if share is None or share <= 1 else ", above the bound"
+    return f"{format_seconds(value_s)} of {format_seconds(bound_s)} ({format_percent(share)}{verdict})"
+
+
+def memory_text(record: Record) -> str:
+    """Memory of the fullest GPU against the limit, and all GPUs where they differ."""
+    used = record.get("memory_bytes")
+    if used is None:
+        return ABSENT
+    per_gpu = list(used) if isinstance(used, Sequence) else [used]
+    if not per_gpu:
+        return ABSENT
+    limit = record.get("memory_limit_bytes")
+    text = format_gib(max(per_gpu))
+    if limit is not None:
+        text += f" of {format_gib(limit)} ({format_percent(max(per_gpu) / limit)})"
+    each = [format_number(value / 2**30) for value in per_gpu]
+    if len(each) > _MAX_GPUS_LISTED:
+        text += f"; per GPU from {format_gib(min(per_gpu))}"
+    elif len(set(each)) > 1:
+        text += f"; per GPU {', '.join(each)} GiB"
+    return text
+
+
+def solution_title(solve: Record) -> str:
+    """Heading of `solution_rows`."""
+    if solve.get("status") != "infeasible":
+        return "Chosen schedule"
+    if solve.get("knobs"):
+        return "No schedule meets all constraints; the closest"
+    return "No schedule meets all constraints"
+
+
+def solution_rows(solve: Record) -> list[tuple[str, str]]:
+    """The chosen schedule, or what comes closest, or the constraints alone: label and value."""
+    if not solve.get("knobs"):
+        return _constraint_rows(solve) + _search_rows(solve)
+    rows = [("policy", str(solve.get("policy") or ABSENT)), ("knobs", knobs_text(solve))]
+    rows += [
+        ("stages" if i == 0 else "", text) for i, text in enumerate(stage_texts(solve.get("stages") or ()))
+    ]
+    rows += [
+        ("throughput", throughput_text(solve)),
+        ("latency", bound_text(solve.get("latency_s"), solve.get("latency_bound_s"))),
+        ("first token", _optional_bound(solve, "ttft")),
+        ("per further token", _optional_bound(solve, "tpot")),
+        ("memory per GPU", memory_text(solve)),
+    ]
+    return rows + _search_rows(solve)
+
+
+def _constraint_rows(solve: Record) -> list[tuple[str, str]]:
+    labels = (
+        ("latency", "latency_bound_s"),
+        ("first token", "ttft_bound_s"),
+        ("per further token", "tpot_bound_s"),
+    )
+    rows = [(f"bound on {label}", format_seconds(solve[key])) for label, key in labels if solve.get(key)]
+    if solve.get("memory_limit_bytes"):
+        rows.append(("memory per GPU", format_gib(solve["memory_limit_bytes"])))
+    return rows
+
+
+def _search_rows(solve: Record) -> list[tuple[str, str]]:
+    rows = []
+    if solve.get("throughput_upper_per_s") is not None and solve.get("gap") is not None:
+        upper = format_number(solve["throughput_upper_per_s"])
+        rows.append(("upper bound", f"{upper} seq/s (gap {format_percent(solve['gap'])})"))
+    if solve.get("num_evaluations") is not None:
+        size = solve.get("space_size")
+        total = "" if size is None else f" of {size:,}"
+        rows.append(
+            (
+                "search",
+                f"{solve['num_evaluations']:,}{total} candidates in {format_seconds(solve.get('wall_s'))}",
+            )
+        )
+    return rows
+
+
+def throughput_text(record: Record) -> str:
+    """Sequences and output tokens per second."""
+    return (
+        f"{format_number(record.get('throughput_per_s'))} seq/s, "
+        f"{format_number(record.get('throughput_tokens_per_s'))} output tok/s"
+    )
+
+
+def _optional_bound(record: Record, name: str) -> str:
+    bound_s = record.get(f"{name}_bound_s")
+    value_s = record.get(f"{name}_s")
+    return format_seconds(value_s) if bound_s is None else bound_text(value_s, bound_s)
+
+
+def advice_rows(solve: Record) -> list[tuple[str, str]]:
+    """What the reader should know or do: why there is no schedule, search ranges that bind, notes."""
+    rows = []
+    for label, key in (("reason", "reason"), ("range that binds", "binding"), ("note", "notes")):
+        value = solve.get(key) or ()
+        rows += [(label, str(text)) for text in ([value] if isinstance(value, str) else value)]
+    return rows
+
+
+POLICY_COLUMNS = ("policy", "seq/s", "tok/s", "latency", "TTFT", "ratio", "knobs")
+
+
+def policy_rows(solve: Record) -> list[tuple[str, ...]]:
+    """Best schedule of each policy and baseline, or why it has none, in `POLICY_COLUMNS`.
+
+    The ratio is the chosen throughput over that of the row: what choosing gains.
+    """
+    chosen = None if solve.get("status") == "infeasible" else solve.get("throughput_per_s")
+    named = [(name, record) for name, record in (solve.get("policies") or {}).items()]
+    named += [(f"{name} (baseline)", record) for name, record in (solve.get("baselines") or {}).items()]
+    rows: list[tuple[str, ...]] = []
+    for name, record in named:
+        if is_feasible(record):
+            rows.append(
+                (
+                    name,
+                    format_number(record["throughput_per_s"]),
+                    format_number(record.get("throughput_tokens_per_s")),
+                    format_seconds(record.get("latency_s")),
+                    format_seconds(record.get("ttft_s")),
+                    format_ratio(ratio_of(chosen, record["throughput_per_s"])),
+                    knobs_text({"policy": name.removesuffix(" (baseline)"), **record}),
+                )
+            )
+        else:
+            reason = record.get("infeasible", "no schedule")
+            rows.append((name, *[ABSENT] * 5, f"none: {reason}"))
+    return rows

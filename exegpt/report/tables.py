@@ -1,0 +1,122 @@
+"""Tables for the terminal, 100 columns wide, on stdout unless a console is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from exegpt.report import rows
+from exegpt.report import solution_rows as solution
+from exegpt.report.solution_rows import Record
+from exegpt.report.units import ABSENT, format_number, format_ratio, format_seconds
+
+if TYPE_CHECKING:
+    from exegpt.report.gather import GatherResult
+
+WIDTH = 100
+_NUM_FIGURES = 6
+
+
+def solution_table(solve: Record, console: Console | None = None) -> None:
+    """Print the answer of the solver.
+
+    The chosen schedule, or for an infeasible answer the one that comes closest and what to relax;
+    below it each policy and baseline at its best, or why it has none.
+    """
+    console = console or Console(width=WIDTH)
+    facts = solution.solution_rows(solve) + solution.advice_rows(solve)
+    _facts(console, solution.solution_title(solve), facts, alarm=solve.get("status") == "infeasible")
+    if compared := solution.policy_rows(solve):
+        _grid(
+            console,
+            "Policies at their best under the same bound (ratio: chosen throughput over this one's)",
+            solution.POLICY_COLUMNS,
+            compared,
+        )
+
+
+def run_table(run: Record, console: Console | None = None) -> None:
+    """Print a run: predicted, measured and relative error, then requests, tokens and spreads."""
+    console = console or Console(width=WIDTH)
+    _grid(console, "Predicted and measured", rows.RUN_COLUMNS, rows.run_rows(run))
+    _facts(console, "Run", rows.run_facts(run))
+
+
+def simulate_table(simulate: Record, console: Console | None = None) -> None:
+    """Print a simulation: closed form beside replay."""
+    _grid(console or Console(width=WIDTH), "Simulated", rows.SIMULATE_COLUMNS, rows.simulate_rows(simulate))
+
+
+def profile_table(profile: Record, console: Console | None = None) -> None:
+    """Print what a profile record says: path, points, times, the limits of each table, notes."""
+    _facts(console or Console(width=WIDTH), "Profile", rows.profile_rows(profile))
+
+
+def gather_table(result: GatherResult, console: Console | None = None) -> None:
+    """Print a line per job of a sweep, the warnings, and where the files are."""
+    console = console or Console(width=WIDTH)
+    varying = tuple(result.varying)
+    short = tuple(key.rpartition(".")[2] for key in varying)
+    names = short if len(set(short)) == len(short) else varying
+    columns = ("job", *names, "status", "policy", "seq/s", "latency", "bound", "B_E", "N_D", "ratio")
+    lines = [
+        (
+            str(row["job"]),
+            *(str(row[key]) for key in varying),
+            str(row["status"]),
+            str(row["policy"] or ABSENT),
+            format_number(row["throughput_per_s"]),
+            format_seconds(row["latency_s"]),
+            format_seconds(row["latency_bound_s"]),
+            str(row["encode_batch_size"] or ABSENT),
+            str(row["decode_iterations"] or ABSENT),
+            format_ratio(row["ratio_to_static"]),
+        )
+        for row in result.rows
+    ]
+    title = f"Sweep {result.directory} (ratio: throughput over that of STATIC)"
+    _grid(console, title, columns, lines, text_columns=len(columns) - _NUM_FIGURES, folding=names)
+    for warning in result.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    for path in (result.csv_path, result.markdown_path, result.plot_path):
+        console.print(Text(str(path)), soft_wrap=True)
+
+
+def _facts(console: Console, title: str, facts: Sequence[tuple[str, str]], *, alarm: bool = False) -> None:
+    console.print(Text(title, style="bold red" if alarm else "bold"))
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in facts:
+        # As Text: brackets in names and overrides are not rich's markup.
+        table.add_row(Text(label), Text(value))
+    console.print(table)
+
+
+def _grid(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    lines: Sequence[Sequence[Any]],
+    *,
+    text_columns: int = 1,
+    folding: Sequence[str] = ("knobs",),
+) -> None:
+    console.print(Text(title, style="bold"))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        is_text = place < text_columns or column in folding
+        table.add_column(
+            Text(column),
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=column not in folding,
+        )
+    for line in lines:
+        table.add_row(*(Text(str(cell)) for cell in line))
+    console.print(table)
