@@ -64,11 +64,14 @@ class View(Protocol):
     def num_active(self) -> int:
         """Active queries."""
 
-    def fits(self, queries: list[Query], decode_iterations: int) -> bool:
-        """Whether K/V pages last for the pool and `queries` through `decode_iterations`."""
+    def admissible(self, decode_iterations: int) -> int:
+        """How many of the first waiting queries have K/V pages through `decode_iterations`.
 
-    def longest_remaining(self, queries: list[Query]) -> int:
-        """Most iterations that any active query or any of `queries` may still take."""
+        -1 if the active queries alone would run out of pages before.
+        """
+
+    def longest_remaining(self, num_waiting: int) -> int:
+        """Most tokens that an active query, or one of the first `num_waiting` waiting, may still yield."""
 
     def youngest(self) -> int:
         """Id of the active query that was encoded last."""

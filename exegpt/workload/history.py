@@ -12,7 +12,7 @@ import numpy as np
 
 from exegpt.errors import TraceError
 from exegpt.workload.files import parse_json, read_text
-from exegpt.workload.pmf import FloatArray, empirical_pmf
+from exegpt.workload.pmf import FloatArray
 
 VERSION = 1
 
@@ -36,13 +36,13 @@ def read_history(path: Path) -> tuple[FloatArray, str]:
     TraceError
         If the file is none, or counts nothing.
     """
-    return _from_data(path, parse_json(path, read_text(path)))
+    key = "workload.output_history"
+    return _from_data(path, parse_json(path, read_text(path, key=key), key=key))
 
 
 def default_history() -> tuple[FloatArray, str]:
     """The shipped history: measured with the default model on the shipped prompts."""
-    path = Path(str(resources.files("exegpt.workload").joinpath("data", "output_history.json")))
-    return read_history(path)
+    return read_history(Path(str(resources.files("exegpt.workload") / "data" / "output_history.json")))
 
 
 def _from_data(path: Path, data: Any) -> tuple[FloatArray, str]:
@@ -56,5 +56,6 @@ def _from_data(path: Path, data: Any) -> tuple[FloatArray, str]:
             f"workload.output_history={path}: expected version {VERSION} and `counts`, a mapping of output tokens "
             "(at least 1) to how often they were seen"
         )
-    values = np.repeat(list(pairs), list(pairs.values()))
-    return empirical_pmf(values), f"output lengths: {data.get('note', path)}"
+    pmf = np.zeros(max(pairs) + 1)
+    pmf[list(pairs)] = list(pairs.values())
+    return pmf / pmf.sum(), f"output lengths: {data.get('note', path)}"

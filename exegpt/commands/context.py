@@ -1,0 +1,93 @@
+"""What the steps of one command share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from exegpt.commands.hardware import Hardware, choose_dtype, detect_hardware, make_cluster, threads_per_rank
+from exegpt.commands.inputs import Inputs, make_inputs
+from exegpt.report.result_file import write_result
+from exegpt.settings import Job
+from exegpt.specs import ClusterSpec, Dtype
+
+VERSION = 1
+RESULT_FILE = "result.json"
+SCHEDULE_FILE = "schedule.yaml"
+REPORT_FILE = "report.html"
+TRACE_FILE = "trace.json"
+
+
+@dataclass(slots=False)
+class Context:
+    """A job with its directory, and what is found out about machine and workload on first use.
+
+    Attributes
+    ----------
+    job : Job
+    output_dir : Path
+        Everything is written here.
+    overrides : sequence of str
+        As given on the command line, for result.json.
+    console : Console
+        Results go to its stdout.
+    """
+
+    job: Job
+    output_dir: Path
+    overrides: Sequence[str]
+    console: Console
+    started_s: float = field(default_factory=time.perf_counter)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """Devices of this machine."""
+        return detect_hardware(self.job.cluster.device)
+
+    @cached_property
+    def cluster(self) -> ClusterSpec:
+        """The ranks that the job may use."""
+        return make_cluster(self.job.cluster, self.hardware)
+
+    @cached_property
+    def dtype(self) -> Dtype:
+        """Element type of the run."""
+        return choose_dtype(self.job.runner.dtype, self.hardware)
+
+    @cached_property
+    def num_threads(self) -> int:
+        """CPU threads of each rank."""
+        return threads_per_rank(self.cluster, self.hardware)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """Lengths and requests."""
+        return make_inputs(self.job)
+
+    def describe(self) -> dict[str, Any]:
+        """The head of a report: what was asked, on what."""
+        job, cluster, lengths = self.job, self.cluster, self.inputs.lengths
+        return {
+            "model": f"{job.model.name} ({self.dtype.value}, weights {job.weights})",
+            "cluster": f"{cluster.num_nodes} x {cluster.gpus_per_node} x {cluster.device}",
+            "workload": f"{job.workload.name}: {lengths.mean_input:.0f} in, {lengths.mean_output:.0f} out on average",
+        }
+
+    def write(self, status: str, sections: Mapping[str, Any]) -> dict[str, Any]:
+        """Write result.json and return it."""
+        result = {
+            "version": VERSION,
+            "status": status,
+            "command": self.job.command.value,
+            "overrides": list(self.overrides),
+            "wall_s": time.perf_counter() - self.started_s,
+            **sections,
+        }
+        write_result(self.output_dir / RESULT_FILE, result)
+        return result

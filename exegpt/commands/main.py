@@ -1,0 +1,56 @@
+"""From a job to its command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from exegpt.commands.context import RESULT_FILE, VERSION, Context
+from exegpt.commands.gather import gather
+from exegpt.commands.launched import rank_argv, refuse_sweep, run_launched
+from exegpt.commands.predict import simulate
+from exegpt.commands.profile import profile
+from exegpt.commands.run import is_launched, run
+from exegpt.commands.solve import solve
+from exegpt.commands.up import up
+from exegpt.errors import ConfigError
+from exegpt.report.result_file import write_result
+from exegpt.settings import Command, Job
+
+__all__ = ["execute", "is_launched", "rank_argv", "refuse_sweep", "write_failure"]
+
+_COMMANDS = {
+    Command.up: up,
+    Command.profile: profile,
+    Command.solve: solve,
+    Command.simulate: simulate,
+    Command.run: run,
+    Command.gather: gather,
+}
+
+
+def execute(job: Job, output_dir: Path, overrides: Sequence[str]) -> None:
+    """Run a job's command."""
+    # Absolute: the launcher changes the directory of the ranks it starts on other nodes.
+    context = Context(job, output_dir.resolve(), overrides, Console())
+    if is_launched():
+        run_launched(context)
+    else:
+        _COMMANDS[job.command](context)
+
+
+def write_failure(output_dir: Path, overrides: Sequence[str], error: BaseException) -> None:
+    """Leave a result.json that says why a job failed, for `gather`."""
+    result = {
+        "version": VERSION,
+        "status": "failed",
+        "overrides": list(overrides),
+        "error": f"{type(error).__name__}: {error}",
+    }
+    try:
+        write_result(output_dir / RESULT_FILE, result)
+    except (ConfigError, OSError):
+        # The job's own error is the one to show.
+        return

@@ -1,0 +1,111 @@
+"""`command=simulate`, and the prediction that a run is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from exegpt.commands.context import REPORT_FILE, TRACE_FILE, Context
+from exegpt.commands.inputs import predicted_requests
+from exegpt.commands.profile import load_profile
+from exegpt.policies import make_policy
+from exegpt.profiler.table import ProfileTable
+from exegpt.report.html import write_report
+from exegpt.report.result_file import summarise_run
+from exegpt.report.tables import simulate_table
+from exegpt.report.timeline import write_trace
+from exegpt.schedule import Schedule, read_schedule
+from exegpt.simulator.costs import StageCosts, stage_shapes
+from exegpt.simulator.memory import num_kv_pages
+from exegpt.simulator.replay import ReplayResult, replay
+from exegpt.simulator.steady import Choice, SteadyState, estimate_one
+from exegpt.workload.requests import Request
+
+
+def load_schedule(context: Context) -> Schedule:
+    """The schedule named by the job, checked against model and cluster."""
+    path = context.job.schedule
+    assert path is not None
+    schedule = read_schedule(path)
+    schedule.check(context.job.model, num_ranks=context.cluster.num_gpus, source=f"schedule={path}")
+    return schedule
+
+
+def kv_pages(context: Context, schedule: Schedule, requests: Sequence[Request]) -> int:
+    """K/V pages per rank: what memory leaves room for, and no more than the requests could ever use.
+
+    Raises
+    ------
+    CapacityError
+        If nothing is left beside weights and activations.
+    """
+    job, knobs = context.job, schedule.knobs
+    lengths = sorted((r.input_tokens for r in requests), reverse=True)
+    per_micro_batch = -(-knobs.encode_batch_size // knobs.num_micro_batches)
+    room = num_kv_pages(
+        job.model,
+        schedule.stages,
+        context.dtype,
+        memory_bytes=context.cluster.memory_bytes,
+        page_size=job.runner.page_size,
+        encode_tokens=float(np.mean(lengths)) * per_micro_batch,
+        decode_queries=max(knobs.decode_batch_size, knobs.encode_batch_size) / knobs.num_micro_batches,
+    )
+    most = sum(-(-(r.input_tokens + r.max_output_tokens) // job.runner.page_size) for r in requests)
+    # The warm-up before a run needs a page per micro-batch.
+    return min(room, most + knobs.num_micro_batches)
+
+
+def replay_requests(
+    context: Context, schedule: Schedule, table: ProfileTable, requests: Sequence[Request]
+) -> ReplayResult:
+    """Replay requests of known output lengths under a schedule."""
+    return replay(
+        make_policy(schedule),
+        StageCosts(table, context.job.model, stage_shapes(schedule.stages)),
+        requests,
+        num_micro_batches=schedule.knobs.num_micro_batches,
+        num_pages=kv_pages(context, schedule, requests),
+        page_size=context.job.runner.page_size,
+    )
+
+
+def steady_state(context: Context, schedule: Schedule, table: ProfileTable) -> dict[str, float]:
+    """Closed-form estimates of a schedule."""
+    job = context.job
+    steady = SteadyState(
+        job.model,
+        table,
+        context.inputs.lengths,
+        counting=job.solver.counting,
+        length_percentile=job.bound.length_percentile,
+        page_size=job.runner.page_size,
+    )
+    choice = Choice(
+        policy=schedule.policy, stages=schedule.stages, num_micro_batches=schedule.knobs.num_micro_batches
+    )
+    return dict(estimate_one(steady, choice, schedule.knobs.encode_batch_size, schedule.knobs.decode_iterations))
+
+
+def simulate(context: Context) -> None:
+    """Predict the schedule in closed form and by replay, print both, write result.json and report.html."""
+    table, _ = load_profile(context)
+    schedule = load_schedule(context)
+    requests = predicted_requests(context.inputs, context.job.seed)
+    replayed = replay_requests(context, schedule, table, requests)
+    record: dict[str, Any] = {
+        "steady": steady_state(context, schedule, table),
+        "replay": summarise_run(replayed.records, replayed.events),
+    }
+    result = context.write("ok", {**context.describe(), "simulate": record})
+    simulate_table(record, context.console)
+    write_trace(replayed.events, context.output_dir / TRACE_FILE)
+    write_report(
+        context.output_dir / REPORT_FILE,
+        result,
+        events=replayed.events,
+        records=replayed.records,
+        planned_output_pmf=context.inputs.lengths.output_pmf.tolist(),
+    )

@@ -1,0 +1,63 @@
+"""`command=solve`: the schedule with the highest throughput within the bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exegpt.commands.context import REPORT_FILE, SCHEDULE_FILE, Context
+from exegpt.commands.profile import load_profile
+from exegpt.errors import CapacityError
+from exegpt.profiler.table import ProfileTable
+from exegpt.report.html import write_report
+from exegpt.report.tables import solution_table
+from exegpt.runner.progress import step_progress
+from exegpt.schedule import Schedule, write_schedule
+from exegpt.scheduler.solve import Problem
+from exegpt.scheduler.solve import solve as search
+
+
+def make_problem(context: Context, table: ProfileTable) -> Problem:
+    """The job's planning problem."""
+    job = context.job
+    return Problem(
+        model=job.model,
+        profile=table,
+        cluster=context.cluster,
+        lengths=context.inputs.lengths,
+        bound=job.bound,
+        bound_quantile=job.bound_quantile,
+        policies=job.solver.policies,
+        counting=job.solver.counting,
+        page_size=job.runner.page_size,
+        max_encode_batch_size=job.solver.max_encode_batch_size,
+        max_decode_iterations=job.solver.max_decode_iterations,
+        num_micro_batches=job.solver.num_micro_batches,
+        tp_sizes=job.solver.tp_sizes,
+    )
+
+
+def find_schedule(context: Context, table: ProfileTable) -> tuple[Schedule | None, dict[str, Any]]:
+    """Solve; the schedule (written to schedule.yaml), or None, and the `solve` record."""
+    try:
+        with step_progress("searching") as report:
+            solution = search(make_problem(context, table), report=report)
+    except CapacityError as error:
+        # The model fits nowhere: an answer, not a fault.
+        return None, {"status": "infeasible", "reason": str(error), "policies": {}, "baselines": {}}
+    schedule = solution.schedule()
+    if schedule is not None:
+        write_schedule(schedule, context.output_dir / SCHEDULE_FILE)
+    return schedule, solution.record()
+
+
+def solve(context: Context) -> None:
+    """Solve, print the comparison, write schedule.yaml, result.json and report.html."""
+    table, _ = load_profile(context)
+    _, record = find_schedule(context, table)
+    result = context.write(record["status"], {**context.describe(), "solve": record})
+    solution_table(record, context.console)
+    write_report(
+        context.output_dir / REPORT_FILE,
+        result,
+        planned_output_pmf=context.inputs.lengths.output_pmf.tolist(),
+    )

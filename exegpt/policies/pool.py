@@ -1,0 +1,178 @@
+"""The books of a job: who waits, who is active in which micro-batch, and the K/V pages they hold.
+
+Replay and runtime keep the same books, so a policy sees the same view in both. What is known is
+what stage 0 has received: a token that is still in the pipeline has not been counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from exegpt.errors import CapacityError
+from exegpt.policies.base import Query, Step
+
+
+@dataclass(slots=True)
+class _Row:
+    query: Query
+    micro_batch: int
+    order: int
+    generated: int = 0
+    finished: bool = False
+
+
+class Pool:
+    """Queries of one pipeline.
+
+    Parameters
+    ----------
+    num_micro_batches : int
+    num_pages, page_size : int
+        K/V pages per layer, and tokens per page; every stage has as many.
+    """
+
+    def __init__(self, *, num_micro_batches: int, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.members: list[list[int]] = [[] for _ in range(num_micro_batches)]
+        self._waiting: deque[Query] = deque()
+        self._rows: dict[int, _Row] = {}
+        self._num_encoded = 0
+        self._keep_finished = False
+
+    @property
+    def waiting(self) -> deque[Query]:
+        """Queries that have arrived and are not encoded, first come first."""
+        return self._waiting
+
+    @property
+    def micro_batch_sizes(self) -> list[int]:
+        """Active queries per micro-batch."""
+        return [len(ids) for ids in self.members]
+
+    @property
+    def num_active(self) -> int:
+        """Active queries."""
+        return len(self._rows)
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages that the active queries hold at least, by the tokens received."""
+        return sum(self._pages(r.query.input_tokens + r.generated) for r in self._rows.values())
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _pages_after(self, query: Query, generated: int, decode_iterations: int) -> int:
+        # The last token of a query is never cached; iteration u caches what iteration u - 1 yielded.
+        tokens = min(generated + decode_iterations, max(query.max_output_tokens - 1, 0))
+        return self._pages(query.input_tokens + tokens)
+
+    def arrive(self, query: Query) -> None:
+        """Append to the queue.
+
+        Raises
+        ------
+        CapacityError
+            If the query could not be served even alone.
+        """
+        needed = self._pages_after(query, 0, query.max_output_tokens)
+        if needed > self.num_pages:
+            raise CapacityError(
+                f"request {query.id}: {query.input_tokens} input and up to {query.max_output_tokens} output tokens need "
+                f"{needed} K/V pages of {self.page_size} tokens, but there are {self.num_pages}"
+            )
+        self._waiting.append(query)
+
+    def admissible(self, decode_iterations: int) -> int:
+        """See `View.admissible`."""
+        rows = self._rows.values()
+        free = self.num_pages - sum(self._pages_after(r.query, r.generated, decode_iterations) for r in rows)
+        if free < 0:
+            return -1
+        count = 0
+        for query in self._waiting:
+            free -= self._pages_after(query, 0, decode_iterations)
+            if free < 0:
+                break
+            count += 1
+        return count
+
+    def longest_remaining(self, num_waiting: int) -> int:
+        """See `View.longest_remaining`."""
+        active = [r.query.max_output_tokens - r.generated for r in self._rows.values()]
+        fresh = [q.max_output_tokens for q in islice(self._waiting, num_waiting)]
+        return max([*active, *fresh], default=0)
+
+    def youngest(self) -> int:
+        """See `View.youngest`."""
+        return max(self._rows.values(), key=lambda row: row.order).query.id
+
+    def begin(self, step: Step) -> None:
+        """Carry out a step's admissions: preempted queries go to the queue's head, encoded ones become active."""
+        self._keep_finished = step.keep_finished
+        for query_id in step.preempt:
+            row = self._leave(query_id)
+            # What was generated is encoded again as part of the prompt.
+            query = row.query
+            again = replace(
+                query,
+                input_tokens=query.input_tokens + row.generated,
+                max_output_tokens=query.max_output_tokens - row.generated,
+            )
+            self._waiting.appendleft(again)
+        chosen = {query_id: index for index, ids in enumerate(step.encode) for query_id in ids}
+        if not chosen:
+            return
+        found = {q.id: q for q in islice(self._waiting, len(chosen)) if q.id in chosen}
+        if len(found) != len(chosen):
+            raise AssertionError("a policy may only encode the first waiting queries")
+        for _ in range(len(chosen)):
+            self._waiting.popleft()
+        for index, ids in enumerate(step.encode):
+            for query_id in ids:
+                self._rows[query_id] = _Row(found[query_id], index, self._num_encoded)
+                self._num_encoded += 1
+                self.members[index].append(query_id)
+
+    def _leave(self, query_id: int) -> _Row:
+        row = self._rows.pop(query_id)
+        self.members[row.micro_batch].remove(query_id)
+        return row
+
+    def context_tokens(self, query_id: int) -> int:
+        """Tokens that the query's next decode iteration attends to, the new one included."""
+        row = self._rows[query_id]
+        return row.query.input_tokens + row.generated
+
+    def is_active(self, query_id: int) -> bool:
+        """Whether the query holds a row."""
+        return query_id in self._rows
+
+    def is_finished(self, query_id: int) -> bool:
+        """Whether the query has ended but its row is computed on (`Step.keep_finished`)."""
+        return self._rows[query_id].finished
+
+    def receive(self, query_id: int, *, finished: bool) -> bool:
+        """Count a received token; say whether it belongs to the answer (a finished row's does not)."""
+        row = self._rows[query_id]
+        row.generated += 1
+        counts = not row.finished
+        row.finished = row.finished or finished
+        return counts
+
+    def compact(self, micro_batch: int) -> list[int]:
+        """Let finished queries leave a micro-batch; return those that left.
+
+        With `keep_finished` all leave together when the last one has finished.
+        """
+        ids = self.members[micro_batch]
+        finished = [i for i in ids if self._rows[i].finished]
+        if not finished or (self._keep_finished and len(finished) < len(ids)):
+            return []
+        self.members[micro_batch] = [i for i in ids if not self._rows[i].finished]
+        for query_id in finished:
+            del self._rows[query_id]
+        return finished

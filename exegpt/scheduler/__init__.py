@@ -1,0 +1,1 @@
+"""The search for the schedule with the highest throughput within the bounds."""

@@ -1,0 +1,1 @@
+"""From a profile to predictions: closed forms, event-driven replay, memory, placement."""

@@ -1,0 +1,136 @@
+"""Bytes on each rank: one formula for solver, simulator and runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from exegpt.errors import CapacityError
+from exegpt.profiler.grid import FloatArray
+from exegpt.schedule import Stage
+from exegpt.specs import Dtype, ModelSpec
+
+# Standard normal quantile of 1 - 1e-3: K/V of the pool overflows in at most one cycle of a thousand.
+OVERFLOW_SIGMAS = 3.0902
+
+# Python, torch and the communication library on one rank, measured as resident size of a worker
+# without weights (CPU: 0.45 GiB; a CUDA context with NCCL takes about the same on the device).
+RUNTIME_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of one rank of every stage; arrays have shape (..., num_stages)."""
+
+    weights_bytes: FloatArray
+    kv_bytes: FloatArray
+    activation_bytes: FloatArray
+    runtime_bytes: float = float(RUNTIME_BYTES)
+
+    @property
+    def total_bytes(self) -> FloatArray:
+        """Everything together."""
+        return np.asarray(self.weights_bytes + self.kv_bytes + self.activation_bytes + self.runtime_bytes)
+
+
+def stage_weight_bytes(model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype) -> FloatArray:
+    """Weight bytes on one rank of every stage, shape (num_stages,).
+
+    Layers are split by the stage's degree; the embedding is replicated in the group, the head is
+    split by vocabulary. A tied matrix is held once where first and last stage are one rank.
+    """
+    last = len(stages) - 1
+    parameters = []
+    for index, stage in enumerate(stages):
+        held = stage.num_layers * model.layer_parameters / stage.tp_size
+        if index == 0:
+            held += model.embedding_parameters
+        if index == last and not (index == 0 and stage.tp_size == 1 and model.tie_word_embeddings):
+            held += model.head_parameters / stage.tp_size
+        parameters.append(held)
+    return np.asarray(parameters) * dtype.num_bytes
+
+
+def kv_page_bytes(model: ModelSpec, stage: Stage, dtype: Dtype, page_size: int) -> int:
+    """Bytes of one K/V page of `page_size` tokens on one rank of a stage."""
+    return page_size * model.kv_bytes_per_token(dtype, stage.num_layers, stage.tp_size)
+
+
+def activation_bytes(model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype, tokens: ArrayLike) -> FloatArray:
+    """Peak bytes of intermediate tensors for `tokens` tokens in flight, shape (..., num_stages).
+
+    Per token: residual, normed input, attention output and its product (4 hidden), Q, K, V, and the
+    feed-forward block's inner width (twice when gated: gate and up, then their product).
+    """
+    shape = np.asarray(tokens, dtype=np.float64)[..., None]
+    per_token = []
+    for stage in stages:
+        inner = model.intermediate_size * (3 if model.is_gated else 2) / stage.tp_size
+        qkv = (model.query_size + 2 * model.key_value_size) / stage.tp_size
+        per_token.append((4 * model.hidden_size + inner + qkv) * dtype.num_bytes)
+    return shape * np.asarray(per_token)
+
+
+def plan_memory(
+    model: ModelSpec,
+    stages: tuple[Stage, ...],
+    dtype: Dtype,
+    *,
+    kv_tokens: ArrayLike,
+    encode_tokens: ArrayLike,
+    decode_queries: ArrayLike,
+) -> MemoryPlan:
+    """Memory of every stage.
+
+    Parameters
+    ----------
+    kv_tokens : array, shape (...)
+        Tokens whose K/V pages must exist at once, page rounding and reserve included.
+    encode_tokens, decode_queries : arrays, shape (...)
+        Tokens of the largest encode micro-batch; rows whose logits exist at once.
+    """
+    per_token = [model.kv_bytes_per_token(dtype, s.num_layers, s.tp_size) for s in stages]
+    kv = np.asarray(kv_tokens, dtype=np.float64)[..., None] * np.asarray(per_token, dtype=np.float64)
+    activations = activation_bytes(model, stages, dtype, encode_tokens)
+    # Logits of the rows sampled at once, with their float32 copy.
+    logits = np.asarray(decode_queries, dtype=np.float64) * model.vocab_size * (dtype.num_bytes + 4)
+    last_only = np.zeros(len(stages))
+    last_only[-1] = 1 / stages[-1].tp_size
+    return MemoryPlan(
+        weights_bytes=np.broadcast_to(stage_weight_bytes(model, stages, dtype), kv.shape),
+        kv_bytes=kv,
+        activation_bytes=activations + logits[..., None] * last_only,
+    )
+
+
+def num_kv_pages(
+    model: ModelSpec,
+    stages: tuple[Stage, ...],
+    dtype: Dtype,
+    *,
+    memory_bytes: int,
+    page_size: int,
+    encode_tokens: float,
+    decode_queries: float,
+) -> int:
+    """K/V pages per layer that every stage has room for beside weights and activations.
+
+    Raises
+    ------
+    CapacityError
+        If not a single page fits; the message names the fullest stage.
+    """
+    fixed = plan_memory(
+        model, stages, dtype, kv_tokens=0.0, encode_tokens=encode_tokens, decode_queries=decode_queries
+    ).total_bytes
+    free = memory_bytes - fixed
+    pages = [int(f // kv_page_bytes(model, s, dtype, page_size)) for f, s in zip(free, stages, strict=True)]
+    if min(pages) < 1:
+        fullest = int(np.argmin(free))
+        raise CapacityError(
+            f"stage {fullest} of {model.name} needs {fixed[fullest] / 2**30:.2f} GiB before any K/V, but a rank has "
+            f"cluster.memory_gib={memory_bytes / 2**30:.2f}. Use more ranks or a smaller runner.dtype."
+        )
+    return min(pages)

@@ -1,0 +1,173 @@
+"""Event-driven replay: a policy's decisions carried out on a profile's clock.
+
+Follows the runtime job by job. Stage j takes a micro-batch when it is free and the micro-batch has
+left stage j - 1; stage 0 starts a micro-batch's next iteration when its tokens have come back from
+the last stage; the next step is decided when stage 0 has issued the last job of the one before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from exegpt.errors import CapacityError
+from exegpt.events import RequestRecord, StageEvent
+from exegpt.policies.base import PolicyMachine, Query, Step
+from exegpt.policies.pool import Pool
+from exegpt.simulator.costs import StageCosts
+from exegpt.workload.requests import Request
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """Records of every request and stage, as a run would have written them."""
+
+    records: list[RequestRecord]
+    events: list[StageEvent]
+
+
+@dataclass(slots=True)
+class _Clock:
+    costs: StageCosts
+    free_s: list[float]
+    events: list[StageEvent] = field(default_factory=list)
+    cycle: int = 0
+
+    def run(self, stage_s: Sequence[float], ready_s: float, phase: str, at: tuple[int, int, int, int]) -> float:
+        """Pass one micro-batch through the stages; the time when it leaves the last one."""
+        iteration, micro_batch, queries, tokens = at
+        for j, time in enumerate(stage_s):
+            start = max(self.free_s[j], ready_s)
+            ready_s = self.free_s[j] = start + time
+            self.events.append(
+                StageEvent(j, j, phase, self.cycle, iteration, micro_batch, queries, tokens, start, ready_s)
+            )
+        return ready_s
+
+
+class _Replay:
+    def __init__(self, machine: PolicyMachine, costs: StageCosts, pool: Pool, requests: Sequence[Request]) -> None:
+        self.machine = machine
+        self.pool = pool
+        self.clock = _Clock(costs, [0.0] * len(costs.stages))
+        self.requests = {r.id: r for r in requests}
+        self.records = {r.id: RequestRecord(r.id, r.input_tokens, r.arrival_s) for r in requests}
+        self.arriving = sorted(requests, key=lambda r: (r.arrival_s, r.id), reverse=True)
+        # Per micro-batch: (time, ids) of tokens that have left the last stage but were not received.
+        self.outstanding: list[list[tuple[float, list[int]]]] = [[] for _ in pool.members]
+        self.inputs: dict[int, int] = {}
+
+    def arrivals(self) -> None:
+        while self.arriving and self.arriving[-1].arrival_s <= self.clock.free_s[0]:
+            request = self.arriving.pop()
+            record = self.records[request.id]
+            try:
+                self.pool.arrive(Query(request.id, request.input_tokens, request.max_output_tokens))
+            except CapacityError as error:
+                record.status, record.error, record.finish_reason = "failed", str(error), "error"
+
+    def receive(self, micro_batch: int) -> float:
+        """Receive a micro-batch's outstanding tokens; the time when the last one came."""
+        latest = 0.0
+        for time, ids in self.outstanding[micro_batch]:
+            latest = max(latest, time)
+            for query_id in ids:
+                self._token(query_id, time)
+        self.outstanding[micro_batch] = []
+        self.pool.compact(micro_batch)
+        return latest
+
+    def _token(self, query_id: int, time: float) -> None:
+        record, request = self.records[query_id], self.requests[query_id]
+        length = request.forced_output_tokens or request.max_output_tokens
+        if self.pool.receive(query_id, finished=record.output_tokens + 1 >= length):
+            record.token_s.append(time)
+            if record.output_tokens >= length:
+                record.finish_reason = "length"
+
+    def decide(self) -> Step | None:
+        step = self.machine.next_step(self.pool)
+        if step is not None and step.preempt and any(self.outstanding):
+            # Nobody is put back on stale news: the tokens still under way may free the pages.
+            self.clock.free_s[0] = max([self.clock.free_s[0], *(self.receive(k) for k in range(len(self.outstanding)))])
+            step = self.machine.next_step(self.pool)
+        return step
+
+    def encode(self, step: Step) -> None:
+        start = self.clock.free_s[0]
+        for micro_batch, ids in enumerate(step.encode):
+            if not ids:
+                continue
+            lengths = [self.pool.context_tokens(i) for i in ids]
+            tokens = sum(lengths)
+            rms = math.sqrt(sum(n * n for n in lengths) / len(lengths))
+            times = self.clock.costs.encode_one_s(len(ids), tokens, rms)
+            end = self.clock.run(times, 0.0, "encode", (0, micro_batch, len(ids), tokens))
+            self.outstanding[micro_batch].append((end, list(ids)))
+            for query_id in ids:
+                if self.records[query_id].encode_start_s is None:
+                    self.records[query_id].encode_start_s = start
+
+    def decode(self, step: Step) -> None:
+        for iteration in range(1, step.decode_iterations + 1):
+            if not any(self.pool.members):
+                return
+            for micro_batch in range(len(self.pool.members)):
+                ready = self.receive(micro_batch)
+                ids = self.pool.members[micro_batch]
+                if not ids:
+                    continue
+                tokens = sum(map(self.pool.context_tokens, ids))
+                times = self.clock.costs.decode_one_s(len(ids), tokens)
+                end = self.clock.run(times, ready, "decode", (iteration, micro_batch, len(ids), tokens))
+                self.outstanding[micro_batch].append((end, list(ids)))
+
+    def run(self, report: Callable[[int], None] | None) -> ReplayResult:
+        while True:
+            self.arrivals()
+            step = self.decide()
+            if step is None:
+                if not self.arriving:
+                    break
+                self.clock.free_s[0] = max(self.clock.free_s[0], self.arriving[-1].arrival_s)
+                continue
+            self.pool.begin(step)
+            self.encode(step)
+            self.decode(step)
+            self.clock.cycle += 1
+            if report is not None:
+                report(len(self.records) - len(self.arriving) - self.pool.num_active - len(self.pool.waiting))
+        return ReplayResult([self.records[i] for i in sorted(self.records)], self.clock.events)
+
+
+def replay(
+    machine: PolicyMachine,
+    costs: StageCosts,
+    requests: Sequence[Request],
+    *,
+    num_micro_batches: int,
+    num_pages: int,
+    page_size: int,
+    report: Callable[[int], None] | None = None,
+) -> ReplayResult:
+    """Replay requests of known output lengths.
+
+    Parameters
+    ----------
+    machine : PolicyMachine
+    costs : StageCosts
+    requests : sequence of Request
+        Each with `forced_output_tokens`, or running to `max_output_tokens`.
+    num_micro_batches, num_pages, page_size : int
+        As the schedule and the memory formula give them.
+    report : callable, optional
+        Called after every step with the number of finished requests.
+
+    Raises
+    ------
+    ProfileRangeError
+        If a batch or context outgrows the profile.
+    """
+    pool = Pool(num_micro_batches=num_micro_batches, num_pages=num_pages, page_size=page_size)
+    return _Replay(machine, costs, pool, requests).run(report)
