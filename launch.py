@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -23,9 +22,9 @@ from exegpt.commands.main import execute, is_launched, rank_argv, refuse_sweep, 
 from exegpt.config import explain, register, to_job
 from exegpt.errors import ExeGPTError
 
-logger = logging.getLogger("exegpt")
-
 register()
+
+SHOW_TRACEBACK = "EXEGPT_FULL_ERROR"
 
 # Errors of jobs that a user can mend. Hydra would print each with a traceback's tail.
 failures: list[str] = []
@@ -43,13 +42,9 @@ def main(cfg: DictConfig) -> None:
         if os.environ.get(SHOW_TRACEBACK) == "1":
             raise
         failures.append(str(error))
-        logger.info("error: %s", error)
     except BaseException as error:
         write_failure(output_dir, overrides, error)
         raise
-
-
-SHOW_TRACEBACK = "EXEGPT_FULL_ERROR"
 
 
 def start() -> int:

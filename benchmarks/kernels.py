@@ -40,14 +40,18 @@ def main() -> None:
         f"{args.head_dim}, pages of {args.page_size}, {args.layers} layers, {args.threads} thread(s), "
         f"medians of {args.rounds} rounds"
     )
-    print(f"{'dtype':>9} {'backend':>8} {'ms/pass':>9} {'us/layer':>9} {'MB':>7} {'GB/s':>6} {'GFLOP/s':>8} {'of read':>8}")
+    print(
+        f"{'dtype':>9} {'backend':>8} {'ms/pass':>9} {'us/layer':>9} {'MB':>7} {'GB/s':>6} {'GFLOP/s':>8} {'of read':>8}"
+    )
     for dtype in (torch.float32, torch.bfloat16):
         measure(args, dtype)
 
 
 def parse_args() -> argparse.Namespace:
     """The shape of the pass; the defaults are SmolLM2-135M's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     sizes = {"threads": 1, "rows": 64, "context": 192, "heads": 9, "kv-heads": 3, "head-dim": 64}
     sizes |= {"page-size": 16, "layers": 30, "rounds": 9}
     for name, default in sizes.items():

@@ -23,13 +23,15 @@ using namespace exegpt;
 
 constexpr int64_t kBlockTokens = 128;  // scores of a block stay in the first-level cache
 constexpr int64_t kLineBytes = 64;
+constexpr int64_t kTile = 4;  // heads of a group that go through a page together
 
 struct Shape {
   int64_t num_heads, num_kv_heads, head_dim, page_size, num_pages, max_pages;
   int64_t group() const { return num_heads / num_kv_heads; }
 };
 
-// Buffers of one thread. `accumulated` and `query` hold group x head_dim, in the order of `pair`.
+// Buffers of one thread. `accumulated` and `query` hold group x head_dim, in the order
+// that `place` gives.
 struct Scratch {
   std::vector<float> query, accumulated, scores, maximum, total;
   std::vector<int64_t> place;  // of each element of a head in `query` and `accumulated`
@@ -52,7 +54,7 @@ struct Upcoming {
   const Storage* page = nullptr;
   int64_t num_tokens = 0;
 
-  // Always inlined: GCC takes a function of prefetches alone for one without effect, and drops calls.
+  // Always inlined: a function of prefetches alone has no effect to GCC, which drops its calls.
   __attribute__((always_inline)) void prefetch(int64_t token, int64_t head_dim) const {
     if (token >= num_tokens) return;
     const char* row = reinterpret_cast<const char*>(page + token * head_dim);
@@ -61,13 +63,17 @@ struct Upcoming {
   }
 };
 
-// Scores of one page for `G` heads, T tokens at a time: G * T independent sums hide the latency of
+// The two loops over a page are functions of their own, for then GCC keeps their sums in registers;
+// inlined together it spilled them on every token.
+
+// Scores of one page for G heads, T tokens at a time: G * T independent sums hide the latency of
 // a multiply-add. The last tile repeats the page's last token; what it writes past the end is
 // overwritten by the next page or by the padding.
 template <typename Element, int G, int T>
-__attribute__((noinline)) void score_page(const float* query, const typename Element::Storage* keys, int64_t num_tokens,
-                int64_t head_dim, float* scores, int64_t score_stride,
-                const Upcoming<typename Element::Storage>* upcoming) {
+__attribute__((noinline)) void score_page(
+    const float* query, const typename Element::Storage* keys, int64_t num_tokens,
+    int64_t head_dim, float* scores, int64_t score_stride,
+    const Upcoming<typename Element::Storage>* upcoming) {
   static_assert(G * T % 4 == 0, "sums are taken four at a time");
   const int64_t paired = head_dim / kPair * kPair;
   for (int64_t token = 0; token < num_tokens; token += T) {
@@ -162,7 +168,6 @@ void weigh_page(const float* weights, int64_t weight_stride,
     upcoming = nullptr;
   }
   if (d == head_dim) return;
-#pragma GCC unroll 16
   for (int g = 0; g < G; ++g) {
     Vector sum = load<Vector>(accumulated + g * head_dim + d);
     for (int64_t token = 0; token < num_tokens; ++token)
@@ -171,21 +176,28 @@ void weigh_page(const float* weights, int64_t weight_stride,
   }
 }
 
-// Heads of a group go through a page four, three, two or one at a time; tiles are sized so that
-// their sums fit the 16 vector registers of AVX2.
+// Heads of a group go through a page four at a time, the last one to four together. Tiles are sized
+// so that their sums fit the 16 vector registers of AVX2.
 template <typename Element>
 void score_group(const Shape& shape, Scratch& scratch, const typename Element::Storage* keys,
                  int64_t num_tokens, int64_t offset,
                  const Upcoming<typename Element::Storage>* upcoming) {
   const int64_t dim = shape.head_dim, stride = scratch.score_stride, group = shape.group();
-  for (int64_t g = 0; g < group;) {
+  for (int64_t g = 0; g < group; g += kTile) {
     const float* query = scratch.query.data() + g * dim;
     float* scores = scratch.scores.data() + g * stride + offset;
-    switch (std::min<int64_t>(group - g, 4)) {
-      case 4: score_page<Element, 4, 2>(query, keys, num_tokens, dim, scores, stride, upcoming); g += 4; break;
-      case 3: score_page<Element, 3, 4>(query, keys, num_tokens, dim, scores, stride, upcoming); g += 3; break;
-      case 2: score_page<Element, 2, 4>(query, keys, num_tokens, dim, scores, stride, upcoming); g += 2; break;
-      default: score_page<Element, 1, 8>(query, keys, num_tokens, dim, scores, stride, upcoming); g += 1;
+    switch (std::min(group - g, kTile)) {
+      case 4:
+        score_page<Element, 4, 2>(query, keys, num_tokens, dim, scores, stride, upcoming);
+        break;
+      case 3:
+        score_page<Element, 3, 4>(query, keys, num_tokens, dim, scores, stride, upcoming);
+        break;
+      case 2:
+        score_page<Element, 2, 4>(query, keys, num_tokens, dim, scores, stride, upcoming);
+        break;
+      default:
+        score_page<Element, 1, 8>(query, keys, num_tokens, dim, scores, stride, upcoming);
     }
     upcoming = nullptr;
   }
@@ -196,14 +208,21 @@ void weigh_group(const Shape& shape, Scratch& scratch, const typename Element::S
                  int64_t num_tokens, int64_t offset,
                  const Upcoming<typename Element::Storage>* upcoming) {
   const int64_t dim = shape.head_dim, stride = scratch.score_stride, group = shape.group();
-  for (int64_t g = 0; g < group;) {
+  for (int64_t g = 0; g < group; g += kTile) {
     const float* weights = scratch.scores.data() + g * stride + offset;
     float* sum = scratch.accumulated.data() + g * dim;
-    switch (std::min<int64_t>(group - g, 4)) {
-      case 4: weigh_page<Element, 4, 1>(weights, stride, values, num_tokens, dim, sum, upcoming); g += 4; break;
-      case 3: weigh_page<Element, 3, 1>(weights, stride, values, num_tokens, dim, sum, upcoming); g += 3; break;
-      case 2: weigh_page<Element, 2, 2>(weights, stride, values, num_tokens, dim, sum, upcoming); g += 2; break;
-      default: weigh_page<Element, 1, 4>(weights, stride, values, num_tokens, dim, sum, upcoming); g += 1;
+    switch (std::min(group - g, kTile)) {
+      case 4:
+        weigh_page<Element, 4, 1>(weights, stride, values, num_tokens, dim, sum, upcoming);
+        break;
+      case 3:
+        weigh_page<Element, 3, 1>(weights, stride, values, num_tokens, dim, sum, upcoming);
+        break;
+      case 2:
+        weigh_page<Element, 2, 2>(weights, stride, values, num_tokens, dim, sum, upcoming);
+        break;
+      default:
+        weigh_page<Element, 1, 4>(weights, stride, values, num_tokens, dim, sum, upcoming);
     }
     upcoming = nullptr;
   }
@@ -222,7 +241,6 @@ void softmax_block(const Shape& shape, Scratch& scratch, int64_t num_tokens) {
       highest = score > highest ? score : highest;
     }
     float maximum = scratch.maximum[g];
-#pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) maximum = std::max(maximum, highest[i]);
     if (maximum > scratch.maximum[g]) {
       const float scale = exp_negative(Vector{} + (scratch.maximum[g] - maximum))[0];
@@ -237,7 +255,6 @@ void softmax_block(const Shape& shape, Scratch& scratch, int64_t num_tokens) {
       store(scores + t, weight);
       sum += weight;
     }
-#pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) scratch.total[g] += sum[i];
   }
 }
@@ -254,12 +271,6 @@ struct Attention {
   Storage* output;
   float scale;
 
-  int64_t position(int64_t head_row, int64_t element) const {
-    const int64_t paired = shape.head_dim / kPair * kPair;
-    if (element >= paired) return head_row * shape.head_dim + element;
-    return head_row * shape.head_dim + element / kPair * kPair + Element::lane_of(element % kPair);
-  }
-
   Upcoming<Storage> page(const Storage* pages, int64_t row, int64_t kv_head, int64_t index) const {
     const int64_t id = page_table[row * shape.max_pages + index];
     const int64_t left = context_lens[row] - index * shape.page_size;
@@ -271,9 +282,10 @@ struct Attention {
     const int64_t row = item / shape.num_kv_heads, kv_head = item % shape.num_kv_heads;
     const int64_t group = shape.group(), dim = shape.head_dim;
     const int64_t first = (row * shape.num_heads + kv_head * group) * dim;
+    const int64_t* place = scratch.place.data();
     for (int64_t g = 0; g < group; ++g)
       for (int64_t d = 0; d < dim; ++d)
-        scratch.query[position(g, d)] = Element::widen(query[first + g * dim + d]) * scale;
+        scratch.query[g * dim + place[d]] = Element::widen(query[first + g * dim + d]) * scale;
     std::fill(scratch.accumulated.begin(), scratch.accumulated.end(), 0.0f);
     std::fill(scratch.total.begin(), scratch.total.end(), 0.0f);
     std::fill(scratch.maximum.begin(), scratch.maximum.end(),
@@ -309,7 +321,8 @@ struct Attention {
     for (int64_t g = 0; g < group; ++g) {
       const float inverse = 1.0f / scratch.total[g];
       for (int64_t d = 0; d < dim; ++d)
-        output[first + g * dim + d] = Element::narrow(scratch.accumulated[position(g, d)] * inverse);
+        output[first + g * dim + d] =
+            Element::narrow(scratch.accumulated[g * dim + place[d]] * inverse);
     }
   }
 
@@ -317,6 +330,9 @@ struct Attention {
     const int64_t block_pages = std::max<int64_t>(1, kBlockTokens / shape.page_size);
     at::parallel_for(0, num_rows * shape.num_kv_heads, 1, [&](int64_t begin, int64_t end) {
       Scratch scratch(shape, block_pages * shape.page_size);
+      const int64_t paired = shape.head_dim / kPair * kPair;
+      for (int64_t d = 0; d < shape.head_dim; ++d)
+        scratch.place.push_back(d < paired ? d / kPair * kPair + Element::lane_of(d % kPair) : d);
       for (int64_t item = begin; item < end; ++item) attend(item, end, block_pages, scratch);
     });
   }

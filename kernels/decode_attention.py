@@ -57,7 +57,9 @@ def paged_decode_attention(
         announce_reference("Decode attention", f"its C++ has float32 and bfloat16, not {query.dtype}.")
         return reference(query, k_pages, v_pages, page_table, context_lens, scale)
     if query.shape[2] % _HEAD_DIM_STEP:
-        announce_reference("Decode attention", f"its C++ has no head_dim {query.shape[2]}, only multiples of 8.")
+        announce_reference(
+            "Decode attention", f"its C++ has no head_dim {query.shape[2]}, only multiples of 8."
+        )
         return reference(query, k_pages, v_pages, page_table, context_lens, scale)
 
     query, page_table = query.contiguous(), page_table.contiguous()

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ConfigError
+from exegpt.errors import ConfigError
 
 _HERE = Path(__file__).parent
 _SOURCES = ("decode_attention.cpp", "kv_append.cpp")
@@ -157,7 +157,9 @@ def _ninja_on_path() -> Iterator[None]:
     os.environ["PATH"] = os.pathsep.join([before, str(Path(sys.executable).parent)])
     try:
         if shutil.which("ninja") is None:
-            raise BuildError("there is no ninja, which builds the C++ kernels. Install it: pip install ninja.")
+            raise BuildError(
+                "there is no ninja, which builds the C++ kernels. Install it: pip install ninja."
+            )
         yield
     finally:
         os.environ["PATH"] = before

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 
-from ..errors import ConfigError
+from exegpt.errors import ConfigError
 from .native import BuildError, load_library
 
 _log = logging.getLogger(__name__)

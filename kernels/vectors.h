@@ -36,12 +36,14 @@ inline void store(T* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
-// Element types. `pair` brings 16 elements as two vectors whose lanes need not be in memory order:
-// a dot product does not care as long as the query uses the same order, and the output is put
-// back by `lane_of`. `single` brings 8 elements in memory order, for head_dim = 8 modulo 16.
+// Element types. `half` brings 8 of a pair's 16 elements, and not in memory order: a dot product
+// does not care as long as the query uses the same order, and `lane_of` puts the output back.
+// `single` brings 8 elements in memory order, for a head_dim of 8 modulo 16.
 struct Float {
   typedef float Storage;
-  static inline Vector half(const Storage* from, int which) { return load<Vector>(from + which * kLanes); }
+  static inline Vector half(const Storage* from, int which) {
+    return load<Vector>(from + which * kLanes);
+  }
   static inline Vector single(const Storage* from) { return load<Vector>(from); }
   static inline int64_t lane_of(int64_t element) { return element; }
   static inline float widen(Storage value) { return value; }
@@ -51,7 +53,7 @@ struct Float {
 struct BFloat16 {
   typedef uint16_t Storage;
   // Elements 2i and 2i+1 share a 32-bit word: a shift widens the even ones, a mask the odd ones.
-  // That is one load and two cheap operations for 16 elements, without a shuffle.
+  // That is one cheap operation for 8 elements, without a shuffle.
   static inline Vector half(const Storage* from, int which) {
     const Words words = load<Words>(from);
     return which == 0 ? (Vector)(words << 16) : (Vector)(words & 0xffff0000u);

@@ -39,13 +39,14 @@ def make_requests(context: Context) -> tuple[tuple[Request, ...], frozenset[int]
         return inputs.requests, frozenset()
     length = inputs.lengths.output_percentile(job.bound.length_percentile)
     rng = np.random.default_rng(job.seed)
-    return with_probes(inputs.requests, job.runner.num_probes, length, rng)
+    requests = tuple(with_probes(inputs.requests, job.runner.num_probes, length, rng))
+    # Only probes differ from the requests they stand for.
+    changed = (new.id for new, old in zip(requests, inputs.requests, strict=True) if new is not old)
+    return requests, frozenset(changed)
 
 
 def make_run_job(context: Context, schedule: Schedule, requests: Sequence[Request]) -> RunJob:
     """Everything the ranks need."""
-    from exegpt.runner.sampling import SamplingSpec  # loads torch
-
     job = context.job
     return RunJob(
         model=job.model,
@@ -54,9 +55,7 @@ def make_run_job(context: Context, schedule: Schedule, requests: Sequence[Reques
         cache_dir=job.profile.cache_dir,
         seed=job.seed,
         dtype=context.dtype,
-        sampling=SamplingSpec(
-            temperature=job.runner.sampling.temperature, top_p=job.runner.sampling.top_p, seed=job.seed
-        ),
+        sampling=job.runner.sampling,
         num_pages=kv_pages(context, schedule, requests),
         page_size=job.runner.page_size,
         max_rows=len(requests) + schedule.knobs.num_micro_batches,

@@ -83,7 +83,9 @@ class Bench:
         layer_bytes = job.model.layer_parameters * Dtype(job.key.dtype).num_bytes / tp.size
         wanted = math.ceil(CACHE_FACTOR * last_level_cache_bytes() / layer_bytes) if device.type == "cpu" else 4
         self.num_layers = max(min(wanted, job.model.num_hidden_layers), 1)
-        self.spec = replace(job.model, num_hidden_layers=self.num_layers)
+        # One query alone stands for a whole context sum, which may be longer than the model's window.
+        window = max(job.model.max_position_embeddings, max_context_tokens)
+        self.spec = replace(job.model, num_hidden_layers=self.num_layers, max_position_embeddings=window)
         self.watch = Stopwatch(device)
         self.model = StageModel(self.spec, (0, self.num_layers), self._timed(tp), dtype=dtype, device=device)
         self.model.load(RandomWeights(self.spec, 0))

@@ -118,7 +118,7 @@ class _Measurement:
     def decode_cells(self, bench: Bench, cells: _Cells, budget_s: float, max_context: int) -> None:
         bench.decode(1, CONTEXT_TOKENS[0])
         started = time.perf_counter()
-        contexts = [c for c in CONTEXT_TOKENS if c <= max_context] or [max_context]
+        contexts = [c for c in CONTEXT_TOKENS if c < max_context] + [max_context]
         last_s = 0.0
         for queries in DECODE_QUERIES:
             # A batch may take twice as long as the one before; the first three are always measured.
@@ -127,7 +127,7 @@ class _Measurement:
                 self.done += 1
                 continue
             begun = time.perf_counter()
-            chosen = contexts if queries in ATTENTION_QUERIES else contexts[1:2] or contexts
+            chosen = contexts if queries in ATTENTION_QUERIES else contexts[1:2]
             for context in chosen:
                 if context >= 2 * queries:
                     cells.decode[queries, context] = self.mean(bench.decode(queries, context))

@@ -6,8 +6,8 @@ import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exegpt.runner.sampling import SamplingSpec
 from exegpt.schedule import Schedule
+from exegpt.settings import SamplingSettings
 from exegpt.specs import Dtype, ModelSpec
 from exegpt.workload.requests import Request
 
@@ -38,7 +38,7 @@ class RunJob:
     cache_dir: Path
     seed: int
     dtype: Dtype
-    sampling: SamplingSpec
+    sampling: SamplingSettings
     num_pages: int
     page_size: int
     max_rows: int

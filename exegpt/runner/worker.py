@@ -22,6 +22,7 @@ from exegpt.runner.job import RunJob, read_job
 from exegpt.runner.kv_cache import KVCache, PageAllocator
 from exegpt.runner.models import StageModel
 from exegpt.runner.progress import run_progress
+from exegpt.runner.sampling import SamplingSpec
 from exegpt.runner.tokenizer import load_tokenizer
 from exegpt.runner.transport import DistributedTransport, Transport, start_transport
 from exegpt.runner.weights import check_weights, open_weights, resolve_weights
@@ -78,7 +79,7 @@ def build_engine(job: RunJob, transport: Transport, device: torch.device) -> Sta
         transport=transport,
         num_micro_batches=schedule.knobs.num_micro_batches,
         max_rows=job.max_rows,
-        sampling=job.sampling,
+        sampling=SamplingSpec(temperature=job.sampling.temperature, top_p=job.sampling.top_p, seed=job.seed),
         eos_token_ids=job.eos_token_ids,
     )
 
