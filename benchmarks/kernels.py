@@ -41,7 +41,8 @@ def main() -> None:
         f"medians of {args.rounds} rounds"
     )
     print(
-        f"{'dtype':>9} {'backend':>8} {'ms/pass':>9} {'us/layer':>9} {'MB':>7} {'GB/s':>6} {'GFLOP/s':>8} {'of read':>8}"
+        f"{'dtype':>9} {'backend':>8} {'ms/pass':>9} {'us/layer':>9} {'MB':>7} {'GB/s':>6} "
+        f"{'GFLOP/s':>8} {'of read':>8}"
     )
     for dtype in (torch.float32, torch.bfloat16):
         measure(args, dtype)

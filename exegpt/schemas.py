@@ -116,7 +116,7 @@ class BoundSchema:
 class SolverSchema:
     """Group `solver`: policies and ranges of the search. `policies` is a list of names, or `all`."""
 
-    name: SolverName = SolverName.exhaustive
+    name: SolverName = SolverName.branch_and_bound
     policies: Any = MISSING
     counting: Counting = Counting.exact
     max_encode_batch_size: int | None = None

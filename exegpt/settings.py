@@ -47,6 +47,7 @@ class Arrival(Enum):
 class SolverName(Enum):
     """How the space of schedules is searched."""
 
+    branch_and_bound = "branch_and_bound"
     exhaustive = "exhaustive"
 
 
@@ -180,7 +181,7 @@ class WorkloadSettings:
 class SolverSettings:
     """The space that is searched, and how. None takes the range that memory and lengths imply."""
 
-    name: SolverName = SolverName.exhaustive
+    name: SolverName = SolverName.branch_and_bound
     policies: tuple[Policy, ...] = (Policy.RRA,)
     counting: Counting = Counting.exact
     max_encode_batch_size: int | None = None

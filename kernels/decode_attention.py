@@ -100,18 +100,20 @@ def reference(
     """The same in plain torch: gather the pages, mask, softmax. See `paged_decode_attention`."""
     num_rows, num_heads, head_dim = query.shape
     num_pages, num_kv_heads, page_size, _ = k_pages.shape
-    if query.device.type == "cpu" and num_rows:
+    on_cpu = query.device.type == "cpu"
+    table = page_table
+    if on_cpu and num_rows:
         longest = int(context_lens.max())
-        page_table = page_table[:, : -(-max(longest, 1) // page_size)]
-    num_tokens = page_table.shape[1] * page_size
+        table = page_table[:, : -(-max(longest, 1) // page_size)]
+    num_tokens = table.shape[1] * page_size
     held = torch.arange(num_tokens, device=query.device) < context_lens[:, None]
     needed = held[:, ::page_size]
-    if query.device.type == "cpu":
-        wrong = (needed & ((page_table < 0) | (page_table >= num_pages))).any(1)
+    if on_cpu:
+        wrong = (needed & ((table < 0) | (table >= num_pages))).any(1)
         wrong |= (context_lens < 1) | (context_lens > num_tokens)
         if wrong.any():
             raise _outside(int(wrong.int().argmax()), k_pages, page_table, context_lens)
-    pages = page_table.masked_fill(~needed, 0).long()
+    pages = table.masked_fill(~needed, 0).long()
 
     def gather(cache: torch.Tensor) -> torch.Tensor:
         shape = (num_rows, num_kv_heads, num_tokens, head_dim)

@@ -56,7 +56,9 @@ def encode_attention(
         count = sum(1 for _ in run)
         tokens = slice(start, start + count * length)
         attended = scaled_dot_product_attention(
-            *(_by_prompt(packed[tokens], count) for packed in (query, key, value)),
+            _by_prompt(query[tokens], count),
+            _by_prompt(key[tokens], count),
+            _by_prompt(value[tokens], count),
             is_causal=True,
             scale=scale,
             enable_gqa=grouped,
@@ -68,7 +70,7 @@ def encode_attention(
 
 def _by_prompt(packed: torch.Tensor, count: int) -> torch.Tensor:
     """(count * length, heads, head_dim) seen as (count, heads, length, head_dim)."""
-    return packed.unflatten(0, (count, -1)).transpose(1, 2)
+    return packed.view(count, -1, *packed.shape[1:]).transpose(1, 2)
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int]) -> None:
@@ -84,7 +86,7 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths:
         raise ValueError(
             f"encode attention was given query {tuple(query.shape)}, key {tuple(key.shape)}, value "
             f"{tuple(value.shape)} and {len(lengths)} prompts of {min(lengths, default=0)} to "
-            f"{max(lengths, default=0)} tokens, {sum(lengths)} in all. It takes query (n, num_heads, head_dim), "
-            "key and value (n, num_kv_heads, head_dim), num_heads a multiple of num_kv_heads, and lengths of "
-            "at least 1 that sum to n."
+            f"{max(lengths, default=0)} tokens, {sum(lengths)} in all. It takes query (n, num_heads, "
+            "head_dim), key and value (n, num_kv_heads, head_dim), num_heads a multiple of num_kv_heads, and "
+            "lengths of at least 1 that sum to n."
         )

@@ -6,6 +6,7 @@ import logging
 import os
 
 from exegpt.errors import ConfigError
+
 from .native import BuildError, load_library
 
 _log = logging.getLogger(__name__)

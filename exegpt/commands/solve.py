@@ -14,6 +14,7 @@ from exegpt.runner.progress import step_progress
 from exegpt.schedule import Schedule, write_schedule
 from exegpt.scheduler.solve import Problem
 from exegpt.scheduler.solve import solve as search
+from exegpt.settings import SolverName
 
 
 def make_problem(context: Context, table: ProfileTable) -> Problem:
@@ -28,6 +29,7 @@ def make_problem(context: Context, table: ProfileTable) -> Problem:
         bound_quantile=job.bound_quantile,
         policies=job.solver.policies,
         counting=job.solver.counting,
+        exhaustive=job.solver.name is SolverName.exhaustive,
         page_size=job.runner.page_size,
         max_encode_batch_size=job.solver.max_encode_batch_size,
         max_decode_iterations=job.solver.max_decode_iterations,

@@ -80,8 +80,6 @@ class _MicroBatch:
     stoppable: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     finished: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     last_tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    # Ids of the rows whose tokens the last stage has sent (or will), message by message.
-    expected: deque[list[int]] = field(default_factory=deque)
     # Messages of (ids, tokens, time): sampled on this rank and not yet looked at, like those that
     # are still under way; and received ones that the rows have not taken in.
     sampled: deque[Tokens] = field(default_factory=deque)
@@ -152,6 +150,8 @@ class StageEngine:
         self.micro_batches = [
             _MicroBatch(BatchRows(allocator, max_rows, width, model.device)) for _ in range(num_micro_batches)
         ]
+        # Token messages that the last stage has sent or will: micro-batch and ids, in order.
+        self.expected: deque[tuple[int, list[int]]] = deque()
         self.released: set[int] = set()
         self.events: list[StageEvent] = []
         place = stages[stage_index].ranks.index(transport.rank)
@@ -202,7 +202,7 @@ class StageEngine:
         ids = [row.id for row in batch]
         steps = [row.generated for row in batch]
         last = torch.from_numpy(np.cumsum(lengths) - 1).to(hidden.device)
-        self._hand_on(micro_batch, hidden, ids, steps, last)
+        self._hand_on(index, hidden, ids, steps, last)
         self._event(plan, "encode", 0, index, len(batch), sum(lengths), start)
 
     @torch.inference_mode()
@@ -224,13 +224,13 @@ class StageEngine:
         hidden = self.model.decode(
             hidden, rows.positions, self.cache, rows.page_table, rows.context_lens, rows.slots
         )
-        self._hand_on(micro_batch, hidden, rows.row_ids.tolist(), micro_batch.generated.tolist(), None)
+        self._hand_on(index, hidden, rows.row_ids.tolist(), micro_batch.generated.tolist(), None)
         self._event(plan, "decode", iteration, index, len(rows), int(rows.stored_tokens.sum()), start)
         return True
 
     def _hand_on(
         self,
-        micro_batch: _MicroBatch,
+        index: int,
         hidden: torch.Tensor,
         ids: list[int],
         steps: list[int],
@@ -240,12 +240,12 @@ class StageEngine:
         if not self.model.is_last:
             for rank in self._next:
                 self.transport.send(hidden, rank)
-            micro_batch.expected.append(ids)
+            self.expected.append((index, ids))
             return
         logits, first_id = self.model.head(hidden if last is None else hidden[last])
         tokens = sample(logits, first_id, self.model.tp, self.sampling, ids, steps)
         now = time.perf_counter()
-        micro_batch.sampled.append((ids, tokens.cpu().numpy(), now))
+        self.micro_batches[index].sampled.append((ids, tokens.cpu().numpy(), now))
         if self._records and len(self.stages) > 1:
             stamp = torch.tensor([int(now * 1e9)], dtype=torch.int64, device=tokens.device)
             message = torch.cat([tokens, stamp])
@@ -260,10 +260,11 @@ class StageEngine:
     def receive_tokens(self, index: int) -> None:
         """Wait for the tokens of a micro-batch that are still under way."""
         micro_batch = self.micro_batches[index]
-        while micro_batch.expected:
-            ids = micro_batch.expected.popleft()
+        while any(of == index for of, _ in self.expected):
+            # Messages come in the order in which the last stage worked, whichever is asked for.
+            of, ids = self.expected.popleft()
             message = self.transport.receive([len(ids) + 1], torch.int64, self.stages[-1].ranks[0]).cpu().numpy()
-            self._received(index, (ids, message[:-1], float(message[-1]) / 1e9))
+            self._received(of, (ids, message[:-1], float(message[-1]) / 1e9))
         while micro_batch.sampled:
             self._received(index, micro_batch.sampled.popleft())
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from exegpt.errors import CapacityError
 from exegpt.profiler.table import ProfileTable
 from exegpt.schedule import Schedule
+from exegpt.scheduler.branch_and_bound import branch_and_bound
 from exegpt.scheduler.exhaustive import Constraints, search
 from exegpt.scheduler.result import Best, SearchResult
 from exegpt.scheduler.space import Space, make_space
@@ -27,6 +29,7 @@ GIB = 2**30
 class Problem:
     """Everything a solution depends on.
 
+    `exhaustive` evaluates every candidate instead of branching and bounding; the answer is the same.
     `bound_quantile` takes the latency bound from the static baseline: that quantile of its
     latencies over the batch sizes that fit.
     """
@@ -39,6 +42,7 @@ class Problem:
     bound_quantile: float | None = None
     policies: Sequence[Policy] = (Policy.RRA,)
     counting: Counting = Counting.exact
+    exhaustive: bool = False
     page_size: int = 16
     max_encode_batch_size: int | None = None
     max_decode_iterations: int | None = None
@@ -193,16 +197,28 @@ def solve(problem: Problem, *, report: Callable[[int, int], None] | None = None)
     done = 0
     results = {}
     for policy in (*problem.policies, *baselines):
-        base = done
-        results[policy] = search(
-            space,
-            space.of(policy),
-            steady.estimate,
-            constraints,
-            mean_output_tokens=problem.lengths.mean_output,
-            report=(lambda n, base=base: report(base + n, space.size)) if report else None,
-        )
-        done += results[policy].num_evaluations
+        if policy is Policy.STATIC or problem.exhaustive:
+            # STATIC has one knob beside the enumerated ones; there is nothing to branch over.
+            results[policy] = search(
+                space,
+                space.of(policy),
+                steady.estimate,
+                constraints,
+                mean_output_tokens=problem.lengths.mean_output,
+                report=partial(_report_from, report, done, space.size) if report else None,
+            )
+        else:
+            results[policy] = branch_and_bound(
+                space,
+                space.of(policy),
+                steady.estimate,
+                steady.throughput_upper_and_latency_lower,
+                constraints,
+                mean_output_tokens=problem.lengths.mean_output,
+            )
+        done += results[policy].space_size
+        if report:
+            report(done, space.size)
     return Solution(
         problem=problem,
         bound=bound,
@@ -210,6 +226,10 @@ def solve(problem: Problem, *, report: Callable[[int, int], None] | None = None)
         baselines={p: results[p] for p in baselines},
         wall_s=time.perf_counter() - started,
     )
+
+
+def _report_from(report: Callable[[int, int], None], base: int, total: int, done: int) -> None:
+    report(base + done, total)
 
 
 def _resolve_bound(problem: Problem, space: Space, steady: SteadyState) -> BoundSpec:

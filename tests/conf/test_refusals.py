@@ -66,7 +66,7 @@ MISTYPED = [
     ("command=fly", "command=fly: expected one of up, profile, solve, simulate, run, gather"),
     ("workload.arrival=bursty", "workload.arrival=bursty: expected one of closed, poisson, trace"),
     ("runner.dtype=int8", "runner.dtype=int8: expected one of auto, bfloat16, float32, float16"),
-    ("solver.name=magic", "solver.name=magic: expected one of exhaustive"),
+    ("solver.name=magic", "solver.name=magic: expected one of branch_and_bound, exhaustive"),
     ("solver.tp_sizes=4", "solver.tp_sizes=4: expected a list of integers such as [1,2] or null"),
     ("solver.tp_sizes=[a]", "solver.tp_sizes=[a]: expected a list of integers such as [1,2] or null"),
     ("workload.input=5", "workload.input=5: expected a mapping with the keys mean, std, max"),
