@@ -9,7 +9,7 @@ from exegpt.kernels.native import BuildError
 from exegpt.kernels.selection import announce_reference
 
 # Inputs are rounded before both computations, so float32 is left with its own sums' rounding, and
-# bfloat16 with the rounding of the output: half a unit in 8 bits, or one where the sums differ.
+# the short types with the rounding of the output, half a unit of their last place.
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
@@ -171,7 +171,9 @@ def test_backends_agree(dtype: torch.dtype) -> None:
         set_backend("c++")
     except BuildError as error:
         pytest.skip(str(error))
-    torch.testing.assert_close(cache.attend(), plain, **TOLERANCE[dtype])
+    # Sums that differ in float32's last place may be rounded to neighbours in bfloat16: a whole unit.
+    rtol = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(cache.attend(), plain, rtol=rtol, atol=1e-5)
 
 
 def test_number_of_threads_changes_no_bit() -> None:
