@@ -1,7 +1,7 @@
 """Entry point: compose the configuration, convert it, call the command.
 
-    python launch.py [overrides]          python launch.py -m [sweeps]
-    deepspeed [launcher flags] launch.py command=run schedule=PATH
+python launch.py [overrides]          python launch.py -m [sweeps]
+deepspeed [launcher flags] launch.py command=run schedule=PATH
 """
 
 from __future__ import annotations
@@ -9,10 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-
-# The clone's folder kernels/ must not be taken for the PyPI package of that name, which transformers
-# looks for; everything of ours is imported from the installed package.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -53,6 +49,10 @@ def start() -> int:
     # and remember the wish under another name.
     os.environ.setdefault(SHOW_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # The clone's folder kernels/ must not be taken for the PyPI package of that name, which transformers
+    # looks for; everything of ours is imported from the installed package.
+    clone = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != clone]
     if is_launched():
         refuse_sweep(sys.argv)
         sys.argv = rank_argv(sys.argv, int(os.environ["RANK"]))

@@ -75,7 +75,9 @@ class Schedule:
     def check(self, model: ModelSpec, *, num_ranks: int, source: str = "schedule") -> None:
         """Raise ScheduleError unless the schedule fits the model and the number of ranks."""
         if self.model != model.name:
-            raise ScheduleError(f"{source}: model is {self.model}, but model.name={model.name} was asked to run")
+            raise ScheduleError(
+                f"{source}: model is {self.model}, but model.name={model.name} was asked to run"
+            )
         if self.num_ranks > num_ranks:
             raise ScheduleError(
                 f"{source}: stages name {self.num_ranks} ranks, but the cluster has {num_ranks} "
@@ -83,12 +85,15 @@ class Schedule:
             )
         ranks = [rank for stage in self.stages for rank in stage.ranks]
         if ranks != list(range(len(ranks))):
-            raise ScheduleError(f"{source}: stages[].ranks are {ranks}, expected 0..{len(ranks) - 1} in order")
+            raise ScheduleError(
+                f"{source}: stages[].ranks are {ranks}, expected 0..{len(ranks) - 1} in order"
+            )
         at = 0
         for index, stage in enumerate(self.stages):
             if stage.layers[0] != at or stage.num_layers < 1:
                 raise ScheduleError(
-                    f"{source}: stages[{index}].layers={list(stage.layers)} must start at {at} and hold a layer"
+                    f"{source}: stages[{index}].layers={list(stage.layers)} must start at {at} and "
+                    "hold a layer"
                 )
             at = stage.layers[1]
             if stage.tp_size not in model.tp_sizes(stage.tp_size):
@@ -98,7 +103,9 @@ class Schedule:
                     f"allowed: {list(model.tp_sizes(num_ranks))}"
                 )
         if at != model.num_hidden_layers:
-            raise ScheduleError(f"{source}: stages hold {at} layers, {model.name} has {model.num_hidden_layers}")
+            raise ScheduleError(
+                f"{source}: stages hold {at} layers, {model.name} has {model.num_hidden_layers}"
+            )
 
 
 def to_dict(schedule: Schedule) -> dict[str, Any]:
@@ -109,7 +116,9 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
         "policy": schedule.policy.value,
         "num_replicas": schedule.num_replicas,
         "knobs": asdict(schedule.knobs),
-        "stages": [{"role": s.role, "ranks": list(s.ranks), "layers": list(s.layers)} for s in schedule.stages],
+        "stages": [
+            {"role": s.role, "ranks": list(s.ranks), "layers": list(s.layers)} for s in schedule.stages
+        ],
         "lengths": dict(schedule.lengths),
         "predicted": dict(schedule.predicted),
     }
@@ -136,13 +145,17 @@ def read_schedule(path: Path) -> Schedule:
 def from_dict(data: Any, *, source: str) -> Schedule:
     """Build a schedule from plain values; ScheduleError names the key that is wrong."""
     if not isinstance(data, dict):
-        raise ScheduleError(f"{source}: expected a mapping with the keys of a schedule, found {type(data).__name__}")
+        raise ScheduleError(
+            f"{source}: expected a mapping with the keys of a schedule, found {type(data).__name__}"
+        )
     expected = {"version", "model", "policy", "num_replicas", "knobs", "stages", "lengths", "predicted"}
     unknown = sorted(set(data) - expected)
     if unknown:
         raise ScheduleError(f"{source}: unknown key {unknown[0]!r}; known: {sorted(expected)}")
     if data.get("version") != VERSION:
-        raise ScheduleError(f"{source}: version={data.get('version')!r}, this release reads version {VERSION}")
+        raise ScheduleError(
+            f"{source}: version={data.get('version')!r}, this release reads version {VERSION}"
+        )
     try:
         policy = Policy(data.get("policy"))
     except ValueError:

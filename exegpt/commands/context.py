@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,8 +77,22 @@ class Context:
         return {
             "model": f"{job.model.name} ({self.dtype.value}, weights {job.weights})",
             "cluster": f"{cluster.num_nodes} x {cluster.gpus_per_node} x {cluster.device}",
-            "workload": f"{job.workload.name}: {lengths.mean_input:.0f} in, {lengths.mean_output:.0f} out on average",
+            "workload": (
+                f"{job.workload.name}: {lengths.mean_input:.0f} in, {lengths.mean_output:.0f} out on average"
+            ),
+            "bound": self._describe_bound(),
         }
+
+    def _describe_bound(self) -> str:
+        bound, quantile = self.job.bound, self.job.bound_quantile
+        given = [
+            f"{name} {value:g} s"
+            for name, value in (("latency", bound.latency_s), ("ttft", bound.ttft_s), ("tpot", bound.tpot_s))
+            if math.isfinite(value)
+        ]
+        if quantile is not None:
+            given.append(f"latency at the {quantile:.0%} quantile of the static baseline's")
+        return ", ".join(given) or "none"
 
     def write(self, status: str, sections: Mapping[str, Any]) -> dict[str, Any]:
         """Write result.json and return it."""

@@ -107,12 +107,15 @@ def make_cluster(settings: ClusterSettings, hardware: Hardware) -> ClusterSpec:
     ConfigError
         If more ranks per node are asked for than there are devices.
     """
-    default = hardware.num_devices if hardware.device_type == "cuda" else min(CPU_WORKERS, hardware.num_devices)
+    default = (
+        hardware.num_devices if hardware.device_type == "cuda" else min(CPU_WORKERS, hardware.num_devices)
+    )
     ranks = settings.gpus_per_node or default
     if ranks > hardware.num_devices:
         unit = "GPUs" if hardware.device_type == "cuda" else "CPU cores"
         raise ConfigError(
-            f"cluster.gpus_per_node={ranks}: this machine has {hardware.num_devices} {unit} ({hardware.name}); "
+            f"cluster.gpus_per_node={ranks}: this machine has {hardware.num_devices} {unit} "
+            f"({hardware.name}); "
             f"allowed are 1..{hardware.num_devices}"
         )
     shared = 1 if hardware.device_type == "cuda" else ranks

@@ -12,7 +12,7 @@ from exegpt.errors import ConfigError
 from exegpt.settings import Arrival, Job, NormalLengths, WorkloadKind
 from exegpt.specs import ModelSpec
 from exegpt.workload.history import default_history, read_history
-from exegpt.workload.lengths import RequestLengths, clip_outputs, independent, joint, reject_long_inputs
+from exegpt.workload.lengths import RequestLengths, clip_outputs, independent, reject_long_inputs
 from exegpt.workload.pmf import FloatArray, empirical_pmf, fixed_pmf, truncated_normal_pmf
 from exegpt.workload.prompts import Prompt, default_prompts, read_prompts
 from exegpt.workload.requests import Request, poisson_arrivals, sample_requests, trace_arrivals
@@ -48,7 +48,8 @@ def make_inputs(job: Job) -> Inputs:
         return _prompts(job)
     if job.runner.ignore_eos is False:
         raise ConfigError(
-            f"runner.ignore_eos=false: the requests of workload={job.workload.name} are random tokens of sampled "
+            f"runner.ignore_eos=false: the requests of workload={job.workload.name} are random tokens "
+            "of sampled "
             "lengths, which no end of sequence ends; leave it null, or use workload=prompts"
         )
     lengths, arrivals = _lengths(job)
@@ -60,13 +61,14 @@ def make_inputs(job: Job) -> Inputs:
         lengths, count, rng, vocab_size=job.model.vocab_size, arrivals_s=_arrivals(job, arrivals, count, rng)
     )
     return Inputs(
-        lengths=lengths, requests=tuple(requests), eos_token_ids=frozenset(), max_output_tokens=lengths.max_output
+        lengths=lengths,
+        requests=tuple(requests),
+        eos_token_ids=frozenset(),
+        max_output_tokens=lengths.max_output,
     )
 
 
-def _arrivals(
-    job: Job, trace: FloatArray | None, count: int, rng: np.random.Generator
-) -> FloatArray | None:
+def _arrivals(job: Job, trace: FloatArray | None, count: int, rng: np.random.Generator) -> FloatArray | None:
     match job.workload.arrival:
         case Arrival.closed:
             return None
@@ -96,7 +98,9 @@ def _lengths(job: Job) -> tuple[RequestLengths, FloatArray | None]:
             assert workload.input is not None and workload.output is not None
             inputs, input_note = _normal(workload.input)
             outputs, output_note = _normal(workload.output)
-            notes = tuple(f"{side}: {note}" for side, note in (("input", input_note), ("output", output_note)) if note)
+            notes = tuple(
+                f"{side}: {note}" for side, note in (("input", input_note), ("output", output_note)) if note
+            )
             return independent(inputs, outputs, description=workload.name, notes=notes), None
 
 
@@ -108,7 +112,8 @@ def _fit_window(lengths: RequestLengths, model: ModelSpec) -> RequestLengths:
     window = model.max_position_embeddings
     if lengths.max_output >= window:
         raise ConfigError(
-            f"workload: outputs of up to {lengths.max_output} tokens leave no room for a prompt in the window of "
+            f"workload: outputs of up to {lengths.max_output} tokens leave no room for a prompt in the "
+            "window of "
             f"{window} tokens of {model.name}. Set runner.max_output_tokens lower."
         )
     return reject_long_inputs(lengths, window - lengths.max_output)
@@ -123,9 +128,12 @@ def _prompts(job: Job) -> Inputs:
     count = job.workload.num_requests or len(prompts)
     if count > len(prompts):
         raise ConfigError(
-            f"workload.num_requests={count}: {job.workload.path or 'the shipped file'} holds {len(prompts)} prompts"
+            f"workload.num_requests={count}: {job.workload.path or 'the shipped file'} holds "
+            f"{len(prompts)} prompts"
         )
-    history, note = read_history(job.workload.output_history) if job.workload.output_history else default_history()
+    history, note = (
+        read_history(job.workload.output_history) if job.workload.output_history else default_history()
+    )
     limit = job.runner.max_output_tokens or len(history) - 1
     if limit >= job.model.max_position_embeddings:
         raise ConfigError(
@@ -136,7 +144,8 @@ def _prompts(job: Job) -> Inputs:
     tokenizer = load_tokenizer(location, cache_dir=job.profile.cache_dir)
     if tokenizer is None:
         raise ConfigError(
-            f"workload=prompts: model.weights={job.weights} comes with no tokenizer; choose weights that do, or "
+            f"workload=prompts: model.weights={job.weights} comes with no tokenizer; choose weights "
+            "that do, or "
             "workload=fixed, trace or one of the tasks"
         )
     token_ids = tokenizer.encode_chat([p.prompt for p in prompts[:count]])
@@ -146,7 +155,8 @@ def _prompts(job: Job) -> Inputs:
     served = [r.input_tokens for r in requests if r.error is None]
     if not served:
         raise ConfigError(
-            f"workload.path={job.workload.path}: none of its {count} prompts can be served: {requests[0].error}"
+            f"workload.path={job.workload.path}: none of its {count} prompts can be served: "
+            f"{requests[0].error}"
         )
     lengths = clip_outputs(
         independent(empirical_pmf(served), history, description=job.workload.name, notes=(note,)), limit
@@ -167,7 +177,10 @@ def _prompt_requests(
     for index, (prompt, ids) in enumerate(zip(prompts, token_ids, strict=True)):
         error = prompt.error
         if error is None and len(ids) >= window:
-            error = f"prompt of {len(ids)} tokens is longer than the window of {window} tokens of {job.model.name}"
+            error = (
+                f"prompt of {len(ids)} tokens is longer than the window of {window} tokens of "
+                f"{job.model.name}"
+            )
         forced = prompt.output_tokens
         most = min(forced or prompt.max_output_tokens or limit, limit, max(window - len(ids), 1))
         requests.append(

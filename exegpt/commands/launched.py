@@ -77,7 +77,8 @@ def refuse_sweep(argv: list[str]) -> None:
     """A sweep under the launcher would run every job on every rank at once."""
     if any(arg in ("-m", "--multirun") for arg in argv):
         print(
-            "error: -m (multirun) cannot be used under the deepspeed launcher; sweep with `python launch.py -m ...`, "
+            "error: -m (multirun) cannot be used under the deepspeed launcher; sweep with `python "
+            "launch.py -m ...`, "
             "which starts one launcher per job",
             file=sys.stderr,
         )

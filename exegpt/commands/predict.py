@@ -86,7 +86,9 @@ def steady_state(context: Context, schedule: Schedule, table: ProfileTable) -> d
     choice = Choice(
         policy=schedule.policy, stages=schedule.stages, num_micro_batches=schedule.knobs.num_micro_batches
     )
-    return dict(estimate_one(steady, choice, schedule.knobs.encode_batch_size, schedule.knobs.decode_iterations))
+    return dict(
+        estimate_one(steady, choice, schedule.knobs.encode_batch_size, schedule.knobs.decode_iterations)
+    )
 
 
 def simulate(context: Context) -> None:

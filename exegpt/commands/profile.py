@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import time
 from importlib.metadata import version
 from pathlib import Path
 
+from exegpt import __version__
 from exegpt.commands.context import Context
 from exegpt.profiler.job import MEASURE_MODULE, MeasureJob, write_measure_job
-from exegpt.profiler.table import ProfileKey, ProfileTable, check_key, read_profile, shape_digest
 from exegpt.profiler.table import VERSION as PROFILE_VERSION
+from exegpt.profiler.table import ProfileKey, ProfileTable, check_key, read_profile, shape_digest
 from exegpt.report.tables import profile_table
 from exegpt.runner.launcher import launch
 
@@ -26,8 +29,22 @@ def profile_key(context: Context) -> ProfileKey:
         dtype=context.dtype.value,
         device=cluster.device,
         num_ranks=cluster.num_gpus,
-        software=f"torch {version('torch')}, page_size {job.runner.page_size}, profile {PROFILE_VERSION}",
+        software=", ".join(
+            (
+                f"torch {version('torch')}",
+                f"exegpt {__version__}",
+                f"kernels {_kernels()}",
+                f"page_size {job.runner.page_size}",
+                f"profile {PROFILE_VERSION}",
+            )
+        ),
     )
+
+
+def _kernels() -> str:
+    """What the kernels will be built with; without a compiler they fall back to torch and cost more."""
+    forced = os.environ.get("EXEGPT_KERNELS", "auto")
+    return f"{forced} ({'with' if shutil.which('c++') or shutil.which('g++') else 'without'} compiler)"
 
 
 def cached_path(context: Context) -> Path:

@@ -7,6 +7,7 @@ real ranks; both keep the books with `policies.pool.Pool`, so what is simulated 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,7 +54,7 @@ class View(Protocol):
     """What a policy may look at when it decides."""
 
     @property
-    def waiting(self) -> list[Query]:
+    def waiting(self) -> Sequence[Query]:
         """Queries that have arrived and are not encoded, first come first."""
 
     @property

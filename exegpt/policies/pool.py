@@ -81,7 +81,8 @@ class Pool:
         needed = self._pages_after(query, 0, query.max_output_tokens)
         if needed > self.num_pages:
             raise CapacityError(
-                f"request {query.id}: {query.input_tokens} input and up to {query.max_output_tokens} output tokens need "
+                f"request {query.id}: {query.input_tokens} input and up to {query.max_output_tokens} "
+                "output tokens need "
                 f"{needed} K/V pages of {self.page_size} tokens, but there are {self.num_pages}"
             )
         self._waiting.append(query)
@@ -111,7 +112,8 @@ class Pool:
         return max(self._rows.values(), key=lambda row: row.order).query.id
 
     def begin(self, step: Step) -> None:
-        """Carry out a step's admissions: preempted queries go to the queue's head, encoded ones become active."""
+        """Carry out a step's admissions: preempted queries go to the queue's head, encoded ones "
+        "become active."""
         self._keep_finished = step.keep_finished
         for query_id in step.preempt:
             row = self._leave(query_id)

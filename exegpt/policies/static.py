@@ -18,7 +18,9 @@ class Static:
     def next_step(self, view: View) -> Step | None:
         """Encode the next batch when nothing is active, and decode it to its end."""
         if view.num_active:
-            return Step(tuple(() for _ in view.micro_batch_sizes), view.longest_remaining(0), keep_finished=True)
+            return Step(
+                tuple(() for _ in view.micro_batch_sizes), view.longest_remaining(0), keep_finished=True
+            )
         if not view.waiting:
             return None
         # No iteration count bounds a query's pages below its maximum: all are reserved at once.

@@ -81,7 +81,9 @@ class Bench:
     ) -> None:
         dtype = getattr(torch, job.key.dtype)
         layer_bytes = job.model.layer_parameters * Dtype(job.key.dtype).num_bytes / tp.size
-        wanted = math.ceil(CACHE_FACTOR * last_level_cache_bytes() / layer_bytes) if device.type == "cpu" else 4
+        wanted = (
+            math.ceil(CACHE_FACTOR * last_level_cache_bytes() / layer_bytes) if device.type == "cpu" else 4
+        )
         self.num_layers = max(min(wanted, job.model.num_hidden_layers), 1)
         # One query alone stands for a whole context sum, which may be longer than the model's window.
         window = max(job.model.max_position_embeddings, max_context_tokens)

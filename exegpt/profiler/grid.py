@@ -41,12 +41,16 @@ class Grid:
     values_s: FloatArray
     repaired: float = 0.0
     _lists: tuple[Any, ...] = field(init=False, repr=False, compare=False, default=())
+    _padded: tuple[FloatArray, FloatArray] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Scalar lookups are the replay's inner loop; lists are ten times faster there than arrays.
         lists = ([0.0, *self.axes[0].tolist()], *(a.tolist() for a in self.axes[1:]))
-        zero = np.zeros((1, *self.values_s.shape[1:]))
-        object.__setattr__(self, "_lists", (*lists, np.concatenate([zero, self.values_s]).tolist()))
+        # The point zero with cost zero, in front of the first axis.
+        first = np.concatenate([[0.0], self.axes[0]])
+        values = np.concatenate([np.zeros((1, *self.values_s.shape[1:])), self.values_s])
+        object.__setattr__(self, "_padded", (first, values))
+        object.__setattr__(self, "_lists", (*lists, values.tolist()))
 
     def limit(self, axis: int = 0) -> float:
         """Largest point of an axis."""
@@ -54,24 +58,24 @@ class Grid:
 
     def covers(self, *points: ArrayLike) -> NDArray[np.bool_]:
         """Which points lie inside the table (broadcast over the axes)."""
-        inside = [(np.asarray(p) >= 0) & (np.asarray(p) <= a[-1]) for p, a in zip(points, self.axes, strict=True)]
+        inside = [
+            (np.asarray(p) >= 0) & (np.asarray(p) <= a[-1]) for p, a in zip(points, self.axes, strict=True)
+        ]
         return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*inside)))
 
     def at_or_inf(self, *points: ArrayLike) -> FloatArray:
-        """Times at the points, infinity where the table does not cover them."""
-        first = np.concatenate([[0.0], self.axes[0]])
-        coordinates = np.broadcast_arrays(*(np.asarray(p, dtype=np.float64) for p in points))
+        """Times at the points (not negative), infinity where the table does not cover them."""
+        first, values = self._padded
         if len(self.axes) == 1:
-            values = np.interp(coordinates[0], first, np.concatenate([[0.0], self.values_s]))
-        else:
-            values = self._bilinear(first, coordinates[0], coordinates[1])
-        return np.where(self.covers(*coordinates), values, np.inf)
+            return np.asarray(np.interp(np.asarray(points[0], dtype=np.float64), first, values, right=np.inf))
+        x, y = np.broadcast_arrays(*(np.asarray(p, dtype=np.float64) for p in points))
+        inside = (x <= first[-1]) & (y <= self.axes[1][-1])
+        return np.where(inside, self._bilinear(first, values, x, y), np.inf)
 
-    def _bilinear(self, first: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
+    def _bilinear(self, first: FloatArray, values: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
         second = self.axes[1]
-        values = np.concatenate([np.zeros((1, len(second))), self.values_s])
-        i = np.clip(np.searchsorted(first, x, side="right") - 1, 0, len(first) - 2)
-        s = np.clip((x - first[i]) / (first[i + 1] - first[i]), 0.0, 1.0)
+        i = np.minimum(np.searchsorted(first, x, side="right"), len(first) - 1) - 1
+        s = np.minimum((x - first[i]) / (first[i + 1] - first[i]), 1.0)
         if len(second) == 1:
             return np.asarray(values[i, 0] * (1 - s) + values[i + 1, 0] * s)
         j = np.clip(np.searchsorted(second, y, side="right") - 1, 0, len(second) - 2)

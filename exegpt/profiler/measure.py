@@ -50,7 +50,9 @@ class _Cells:
 
 
 class _Measurement:
-    def __init__(self, job: MeasureJob, transport: DistributedTransport, report: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, job: MeasureJob, transport: DistributedTransport, report: Callable[[int, int], None]
+    ) -> None:
         self.job = job
         self.transport = transport
         self.report = report
@@ -228,7 +230,9 @@ def _line(name: str, axis: str, samples: dict[int, list[Sample]], part: str) -> 
 def _encode_attention(cells: _Cells, prefix: str) -> Grid:
     lengths = sorted({n for q, n in cells.encode if all((p, n) in cells.encode for p in ENCODE_QUERIES)})
     values = [[cells.encode[q, n].attention for n in lengths] for q in ENCODE_QUERIES]
-    return make_grid(f"{prefix}encode_attention", ("queries", "length_tokens"), (ENCODE_QUERIES, lengths), values)
+    return make_grid(
+        f"{prefix}encode_attention", ("queries", "length_tokens"), (ENCODE_QUERIES, lengths), values
+    )
 
 
 def _decode_attention(cells: _Cells, prefix: str) -> Grid:
@@ -252,7 +256,9 @@ def _grids(costs: LayerCosts) -> list[Grid]:
 
 def _notes(grids: Sequence[Grid]) -> tuple[str, ...]:
     """Tables that noise had bent: where making them isotone moved a time by more than a quarter."""
-    bent = [f"{g.name} by up to {g.repaired:.0%}" for g in grids if g.repaired > 0.25 and g.values_s.max() > 1e-4]
+    bent = [
+        f"{g.name} by up to {g.repaired:.0%}" for g in grids if g.repaired > 0.25 and g.values_s.max() > 1e-4
+    ]
     return (f"profile made isotone: {', '.join(bent)}",) if bent else ()
 
 

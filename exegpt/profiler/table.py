@@ -148,7 +148,9 @@ def read_profile(path: Path) -> ProfileTable:
 
 def _from_dict(data: Any) -> ProfileTable:
     if not isinstance(data, dict) or data.get("version") != VERSION:
-        raise ProfileError(f"version is not {VERSION}; profile again with `command=profile profile.refresh=true`")
+        raise ProfileError(
+            f"version is not {VERSION}; profile again with `command=profile profile.refresh=true`"
+        )
     key = ProfileKey(**data["key"])
     if key.dtype not in Dtype.__members__:
         raise ProfileError(f"key.dtype={key.dtype!r}; allowed: {list(Dtype.__members__)}")
@@ -182,5 +184,6 @@ def check_key(found: ProfileKey, wanted: ProfileKey, *, source: str) -> None:
     for field, reason in reasons.items():
         if getattr(found, field) != getattr(wanted, field):
             raise ProfileError(
-                f"profile.path={source}: {reason}. Drop profile.path to measure here, or name a matching profile."
+                f"profile.path={source}: {reason}. Drop profile.path to measure here, or name a "
+                "matching profile."
             )

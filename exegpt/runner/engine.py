@@ -100,7 +100,6 @@ class _MicroBatch:
             setattr(self, name, getattr(self, name)[mask])
 
 
-
 class StageEngine:
     """Executes plans on this rank.
 
@@ -184,7 +183,9 @@ class StageEngine:
             if not any(busy):
                 break
         if self.released:
-            raise AssertionError(f"released rows {sorted(self.released)} were not dropped by the decode phase")
+            raise AssertionError(
+                f"released rows {sorted(self.released)} were not dropped by the decode phase"
+            )
 
     @torch.inference_mode()
     def _encode(self, plan: Plan, index: int, batch: list[NewRow]) -> None:
@@ -263,7 +264,9 @@ class StageEngine:
         while any(of == index for of, _ in self.expected):
             # Messages come in the order in which the last stage worked, whichever is asked for.
             of, ids = self.expected.popleft()
-            message = self.transport.receive([len(ids) + 1], torch.int64, self.stages[-1].ranks[0]).cpu().numpy()
+            message = (
+                self.transport.receive([len(ids) + 1], torch.int64, self.stages[-1].ranks[0]).cpu().numpy()
+            )
             self._received(of, (ids, message[:-1], float(message[-1]) / 1e9))
         while micro_batch.sampled:
             self._received(index, micro_batch.sampled.popleft())

@@ -34,7 +34,16 @@ def launch_command(module: str, arguments: list[str], *, num_ranks: int, hostfil
     else:
         # A hostfile that cannot exist: the default one of the machine must not decide for us.
         command += ["--hostfile", os.devnull + ".none", "--num_gpus", str(num_ranks)]
-    return [*command, "--master_port", str(free_port()), "--log_level", "error", "--module", module, *arguments]
+    return [
+        *command,
+        "--master_port",
+        str(free_port()),
+        "--log_level",
+        "error",
+        "--module",
+        module,
+        *arguments,
+    ]
 
 
 def launch(
@@ -64,7 +73,9 @@ def launch(
     log = output_dir / LOG_FILE
     with log.open("ab") as output:
         # Own process group, so that an interrupt here ends every rank and nothing else.
-        process = subprocess.Popen(command, stdout=output, stderr=None, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=None, env=environment, start_new_session=True
+        )
         try:
             code = process.wait()
         except BaseException:

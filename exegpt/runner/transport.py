@@ -38,7 +38,9 @@ class RankEnvironment:
         try:
             values = {name: int(environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         except KeyError as error:
-            raise LaunchError(f"{error} is not set: start workers with `deepspeed launch.py command=run ...`") from None
+            raise LaunchError(
+                f"{error} is not set: start workers with `deepspeed launch.py command=run ...`"
+            ) from None
         return cls(rank=values["RANK"], local_rank=values["LOCAL_RANK"], world_size=values["WORLD_SIZE"])
 
 

@@ -26,8 +26,8 @@ from exegpt.runner.sampling import SamplingSpec
 from exegpt.runner.tokenizer import load_tokenizer
 from exegpt.runner.transport import DistributedTransport, Transport, start_transport
 from exegpt.runner.weights import check_weights, open_weights, resolve_weights
-from exegpt.specs import Dtype
 from exegpt.runner.worker_files import ERROR_FILE, MEASURED_FILE, REQUESTS_FILE
+from exegpt.specs import Dtype
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,9 @@ def serve(
     controller = None
     if transport.rank == 0:
         pool = Pool(
-            num_micro_batches=job.schedule.knobs.num_micro_batches, num_pages=job.num_pages, page_size=job.page_size
+            num_micro_batches=job.schedule.knobs.num_micro_batches,
+            num_pages=job.num_pages,
+            page_size=job.page_size,
         )
         controller = Controller(
             make_policy(job.schedule),
@@ -131,7 +133,9 @@ def serve(
         follow(engine, transport)
     gathered = transport.gather_objects((engine.events, engine.model.weight_bytes, engine.allocator.num_free))
     if controller is not None:
-        write_measured(controller, [g[0] for g in gathered], job.output_dir, weight_bytes=[g[1] for g in gathered])
+        write_measured(
+            controller, [g[0] for g in gathered], job.output_dir, weight_bytes=[g[1] for g in gathered]
+        )
 
 
 def write_measured(
@@ -140,7 +144,9 @@ def write_measured(
     """Write records and events, on the job's clock, for the report."""
     zero = controller.start_s
     shifted = [
-        {**asdict(e), "start_s": e.start_s - zero, "end_s": e.end_s - zero} for of_rank in events for e in of_rank
+        {**asdict(e), "start_s": e.start_s - zero, "end_s": e.end_s - zero}
+        for of_rank in events
+        for e in of_rank
     ]
     write_result(
         output_dir / MEASURED_FILE,
@@ -184,7 +190,9 @@ def report_error(error: BaseException, output_dir: Path, rank: int) -> None:
 
 def main(argv: list[str]) -> None:
     """Entry of `deepspeed --module exegpt.runner.worker JOB`."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
     path = Path(argv[1])
     transport, environment = start_transport()
     job = None

@@ -103,7 +103,7 @@ class _Search:
         )
 
     def pop(self) -> list[_Box]:
-        popped = []
+        popped: list[_Box] = []
         while self.heap and len(popped) < BOXES_AT_ONCE:
             negative, _, box = heapq.heappop(self.heap)
             if -negative * (1 + 1e-9) <= self.incumbent:
@@ -115,7 +115,7 @@ class _Search:
     def run(self) -> None:
         while boxes := self.pop():
             by_choice: dict[int, list[tuple[int, int]]] = {}
-            split = []
+            split: list[_Box] = []
             for box in boxes:
                 cells = by_choice.setdefault(box.choice, [])
                 if box.size <= LEAF_CANDIDATES:

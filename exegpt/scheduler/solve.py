@@ -84,7 +84,9 @@ class Solution:
 
     def schedule(self) -> Schedule | None:
         """The winning candidate as a schedule; None if nothing is feasible."""
-        return self.best.schedule(self.problem.model.name, self.problem.lengths.summary()) if self.best else None
+        return (
+            self.best.schedule(self.problem.model.name, self.problem.lengths.summary()) if self.best else None
+        )
 
     def record(self) -> dict[str, Any]:
         """The `solve` record of result.json."""
@@ -108,7 +110,10 @@ class Solution:
         }
         if self.best:
             return {**candidate_record(self.best), **record}
-        return {**record, "reason": "; ".join(f"{p.value}: {self.reason(r)}" for p, r in self.policies.items())}
+        return {
+            **record,
+            "reason": "; ".join(f"{p.value}: {self.reason(r)}" for p, r in self.policies.items()),
+        }
 
     def _one(self, result: SearchResult) -> dict[str, Any]:
         return candidate_record(result.best) if result.best else {"infeasible": self.reason(result)}
@@ -119,12 +124,14 @@ class Solution:
         ways = [
             f"relax bound.{name} from {getattr(bound, name):g} s to {_up(closest[name]):g} s"
             for name in ("latency_s", "ttft_s", "tpot_s")
-            if closest.get(name, math.inf) > getattr(bound, name) and math.isfinite(closest.get(name, math.inf))
+            if closest.get(name, math.inf) > getattr(bound, name)
+            and math.isfinite(closest.get(name, math.inf))
         ]
         memory = closest.get("memory", 0.0)
         if memory > self.problem.cluster.memory_bytes:
             ways.append(
-                f"raise cluster.memory_gib from {self.problem.cluster.memory_bytes / GIB:.2f} to {memory / GIB + 0.01:.2f}"
+                f"raise cluster.memory_gib from {self.problem.cluster.memory_bytes / GIB:.2f} to "
+                f"{memory / GIB + 0.01:.2f}"
             )
         if ways:
             return " or ".join(ways) + " (each alone is enough)"
@@ -133,7 +140,10 @@ class Solution:
     def _combined(self, result: SearchResult) -> str:
         rejected = {name: n for name, n in result.rejections.counts.items() if n}
         if not result.space_size:
-            return "no candidate lies in the search ranges (solver.max_encode_batch_size, solver.num_micro_batches)"
+            return (
+                "no candidate lies in the search ranges (solver.max_encode_batch_size, "
+                "solver.num_micro_batches)"
+            )
         if rejected.get("profile", 0) == result.space_size:
             return "every candidate needs batches or contexts beyond the profile; raise profile.budget_s"
         parts = ", ".join(f"{name} {n} of {result.space_size}" for name, n in rejected.items())
@@ -247,7 +257,8 @@ def _resolve_bound(problem: Problem, space: Space, steady: SteadyState) -> Bound
             fastest[int(batches[i])] = max(fastest.get(int(batches[i]), (0.0, math.inf)), entry)
     if not fastest:
         raise CapacityError(
-            "bound: tight, medium and loose are quantiles of the static baseline's latencies, but the baseline fits "
+            "bound: tight, medium and loose are quantiles of the static baseline's latencies, but the "
+            "baseline fits "
             "nowhere (memory or profile). Give bound.latency_s in seconds instead."
         )
     latency = float(np.quantile([latency for _, latency in fastest.values()], problem.bound_quantile))

@@ -105,7 +105,9 @@ def _degrees(
     for tp_size in wanted:
         if tp_size not in possible:
             raise ConfigError(
-                f"solver.tp_sizes: {tp_size} is not possible for {model.name} on {cluster.name}; allowed: {possible} "
-                f"(heads allow {list(model.tp_sizes(cluster.gpus_per_node))}, profiled are {sorted(profile.layers)})"
+                f"solver.tp_sizes: {tp_size} is not possible for {model.name} on {cluster.name}; "
+                f"allowed: {possible} "
+                f"(heads allow {list(model.tp_sizes(cluster.gpus_per_node))}, profiled are "
+                f"{sorted(profile.layers)})"
             )
     return sorted(wanted)

@@ -76,7 +76,9 @@ class StageCosts:
         float array, shape (..., num_stages)
             Infinity where the profile does not reach.
         """
-        q, n, r = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (queries, tokens, rms_tokens)))
+        q, n, r = np.broadcast_arrays(
+            *(np.asarray(a, dtype=np.float64) for a in (queries, tokens, rms_tokens))
+        )
         return self._stages(q, n, lambda c: _composed(c.encode_attention, q, r), "encode_overhead")
 
     def decode_s(self, queries: ArrayLike, context_tokens: ArrayLike) -> FloatArray:
@@ -98,7 +100,9 @@ class StageCosts:
             times.append(stage.num_layers * layer + fixed + self._ends(stage, costs, queries, tokens))
         return np.stack(times, axis=-1)
 
-    def _ends(self, stage: StageShape, costs: LayerCosts, queries: FloatArray, tokens: FloatArray) -> FloatArray:
+    def _ends(
+        self, stage: StageShape, costs: LayerCosts, queries: FloatArray, tokens: FloatArray
+    ) -> FloatArray:
         time = np.zeros_like(queries)
         if stage.is_first:
             time = time + costs.embed.at_or_inf(tokens)
@@ -112,14 +116,22 @@ class StageCosts:
     def encode_one_s(self, queries: int, tokens: int, rms_tokens: float) -> list[float]:
         """Stage times to encode one micro-batch; raises ProfileRangeError outside the profile."""
         return [
-            self._one(stage, queries, tokens, _composed_one(c.encode_attention, queries, rms_tokens), c.encode_overhead)
+            self._one(
+                stage,
+                queries,
+                tokens,
+                _composed_one(c.encode_attention, queries, rms_tokens),
+                c.encode_overhead,
+            )
             for stage, c in ((s, self.profile.layers[s.tp_size]) for s in self.stages)
         ]
 
     def decode_one_s(self, queries: int, context_tokens: int) -> list[float]:
         """Stage times of one decode iteration of one micro-batch; raises outside the profile."""
         return [
-            self._one(stage, queries, queries, c.decode_attention.at(queries, context_tokens), c.decode_overhead)
+            self._one(
+                stage, queries, queries, c.decode_attention.at(queries, context_tokens), c.decode_overhead
+            )
             for stage, c in ((s, self.profile.layers[s.tp_size]) for s in self.stages)
         ]
 

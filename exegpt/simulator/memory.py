@@ -58,7 +58,9 @@ def kv_page_bytes(model: ModelSpec, stage: Stage, dtype: Dtype, page_size: int) 
     return page_size * model.kv_bytes_per_token(dtype, stage.num_layers, stage.tp_size)
 
 
-def activation_bytes(model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype, tokens: ArrayLike) -> FloatArray:
+def activation_bytes(
+    model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype, tokens: ArrayLike
+) -> FloatArray:
     """Peak bytes of intermediate tensors for `tokens` tokens in flight, shape (..., num_stages).
 
     Per token: residual, normed input, attention output and its product (4 hidden), Q, K, V, and the
@@ -130,7 +132,8 @@ def num_kv_pages(
     if min(pages) < 1:
         fullest = int(np.argmin(free))
         raise CapacityError(
-            f"stage {fullest} of {model.name} needs {fixed[fullest] / 2**30:.2f} GiB before any K/V, but a rank has "
+            f"stage {fullest} of {model.name} needs {fixed[fullest] / 2**30:.2f} GiB before any K/V, "
+            "but a rank has "
             f"cluster.memory_gib={memory_bytes / 2**30:.2f}. Use more ranks or a smaller runner.dtype."
         )
     return min(pages)

@@ -37,7 +37,9 @@ def make_stages(counts: Sequence[int], tp_size: int) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def placements(model: ModelSpec, profile: ProfileTable, num_gpus: int, tp_size: int) -> list[tuple[Stage, ...]]:
+def placements(
+    model: ModelSpec, profile: ProfileTable, num_gpus: int, tp_size: int
+) -> list[tuple[Stage, ...]]:
     """Candidate placements on `num_gpus` at one degree, without repetition.
 
     The best deal depends on the working point, since embedding and head weigh more in decoding than
@@ -49,8 +51,12 @@ def placements(model: ModelSpec, profile: ProfileTable, num_gpus: int, tp_size: 
         return []
     found: dict[tuple[int, ...], None] = {}
     costs = profile.layers[tp_size]
-    times = [_point_s(model, profile, tp_size, num_stages, "decode", q) for q in costs.decode_overhead.axes[0]]
-    times += [_point_s(model, profile, tp_size, num_stages, "encode", n) for n in costs.linear.axes[0] if n >= 128]
+    times = [
+        _point_s(model, profile, tp_size, num_stages, "decode", q) for q in costs.decode_overhead.axes[0]
+    ]
+    times += [
+        _point_s(model, profile, tp_size, num_stages, "encode", n) for n in costs.linear.axes[0] if n >= 128
+    ]
     for layer_s, extra_s in times:
         found[deal_layers(model.num_hidden_layers, [layer_s] * num_stages, extra_s)] = None
     return [make_stages(counts, tp_size) for counts in found]

@@ -34,7 +34,9 @@ class _Clock:
     events: list[StageEvent] = field(default_factory=list)
     cycle: int = 0
 
-    def run(self, stage_s: Sequence[float], ready_s: float, phase: str, at: tuple[int, int, int, int]) -> float:
+    def run(
+        self, stage_s: Sequence[float], ready_s: float, phase: str, at: tuple[int, int, int, int]
+    ) -> float:
         """Pass one micro-batch through the stages; the time when it leaves the last one."""
         iteration, micro_batch, queries, tokens = at
         for j, time in enumerate(stage_s):
@@ -47,7 +49,9 @@ class _Clock:
 
 
 class _Replay:
-    def __init__(self, machine: PolicyMachine, costs: StageCosts, pool: Pool, requests: Sequence[Request]) -> None:
+    def __init__(
+        self, machine: PolicyMachine, costs: StageCosts, pool: Pool, requests: Sequence[Request]
+    ) -> None:
         self.machine = machine
         self.pool = pool
         self.clock = _Clock(costs, [0.0] * len(costs.stages))
@@ -90,7 +94,9 @@ class _Replay:
         step = self.machine.next_step(self.pool)
         if step is not None and step.preempt and any(self.outstanding):
             # Nobody is put back on stale news: the tokens still under way may free the pages.
-            self.clock.free_s[0] = max([self.clock.free_s[0], *(self.receive(k) for k in range(len(self.outstanding)))])
+            self.clock.free_s[0] = max(
+                [self.clock.free_s[0], *(self.receive(k) for k in range(len(self.outstanding)))]
+            )
             step = self.machine.next_step(self.pool)
         return step
 

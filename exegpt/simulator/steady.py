@@ -89,6 +89,9 @@ class SteadyState:
         self.page_size = page_size
         self.completion = Completion(lengths, counting)
         self.bound_output_tokens = lengths.output_percentile(length_percentile)
+        # Moments are sums over the pmfs; the search asks for them thousands of times.
+        self._mean_input = lengths.mean_input
+        self._rms_input = float(np.sqrt(lengths.mean_square_input))
         self._costs: dict[tuple[Stage, ...], StageCosts] = {}
 
     def costs(self, choice: Choice) -> StageCosts:
@@ -153,7 +156,7 @@ class SteadyState:
         cycles = np.maximum(ends - 1, 0) // iterations[:, 1]
         latency = np.where(cycles > 0, np.maximum(cycles, 1) * cycle, 0.0) + phase_s(encode, m)
         memory = self._memory(choice, least, kv_tokens, least).total_bytes.max(-1)
-        return batches[:, 1] / cycle, latency, memory
+        return np.asarray(batches[:, 1] / cycle), np.asarray(latency), np.asarray(memory)
 
     @cached_property
     def _pool_moments(self) -> FloatArray:
@@ -162,20 +165,20 @@ class SteadyState:
         return np.asarray([self.completion.pool_tokens_moments(n) for n in range(1, most + 1)]).T
 
     def _encode_s(self, choice: Choice, batch: FloatArray) -> FloatArray:
-        rms = np.sqrt(self.lengths.mean_square_input)
         per_micro_batch = batch / choice.num_micro_batches
-        return self.costs(choice).encode_s(per_micro_batch, per_micro_batch * self.lengths.mean_input, rms)
+        return self.costs(choice).encode_s(
+            per_micro_batch, per_micro_batch * self._mean_input, self._rms_input
+        )
 
     def _rra(self, choice: Choice, batch: FloatArray, iterations: IntArray) -> Estimates:
         m = choice.num_micro_batches
         # Behind a candidate's own N_D its rows are zero, where every cost is zero.
         active, context = np.zeros((2, len(batch), int(iterations.max())))
-        moments = np.zeros((2, len(batch)))
         for n_d in np.unique(iterations).tolist():
             rows = iterations == n_d
             active[rows, :n_d] = self.completion.active_per_query(n_d)
             context[rows, :n_d] = self.completion.context_per_query(n_d)
-            moments[:, rows] = np.asarray(self.completion.pool_tokens_moments(n_d))[:, None]
+        moments = self._pool_moments[:, np.minimum(iterations, self._pool_moments.shape[1]) - 1]
         encode = self._encode_s(choice, batch)
         decode = self.costs(choice).decode_s(batch[:, None] * active / m, batch[:, None] * context / m)
         cycle = cycle_s(encode, decode, m)
@@ -198,7 +201,7 @@ class SteadyState:
         ttft = phase_s(encode, m)
         longest = self.completion.max_iterations
         per_micro_batch = batch[:, None] / m
-        contexts = per_micro_batch * (self.lengths.mean_input + 1 + np.arange(longest))
+        contexts = per_micro_batch * (self._mean_input + 1 + np.arange(longest))
         if longest == 0:
             total = latency = ttft
         else:
@@ -216,14 +219,16 @@ class SteadyState:
         memory = self._memory(choice, batch, batch * slot, batch)
         return _estimates(batch / total, latency, ttft, longest, batch, total, memory)
 
-    def _memory(self, choice: Choice, batch: FloatArray, kv_tokens: FloatArray, rows: FloatArray) -> MemoryPlan:
+    def _memory(
+        self, choice: Choice, batch: FloatArray, kv_tokens: FloatArray, rows: FloatArray
+    ) -> MemoryPlan:
         m = choice.num_micro_batches
         return plan_memory(
             self.model,
             choice.stages,
             self.profile.dtype,
             kv_tokens=kv_tokens,
-            encode_tokens=batch / m * self.lengths.mean_input,
+            encode_tokens=batch / m * self._mean_input,
             decode_queries=rows / m,
         )
 
@@ -250,7 +255,9 @@ def _estimates(
     )
 
 
-def estimate_one(steady: SteadyState, choice: Choice, encode_batch_size: int, decode_iterations: int) -> Mapping[str, float]:
+def estimate_one(
+    steady: SteadyState, choice: Choice, encode_batch_size: int, decode_iterations: int
+) -> Mapping[str, float]:
     """One candidate's estimate as plain numbers.
 
     Raises
@@ -261,7 +268,8 @@ def estimate_one(steady: SteadyState, choice: Choice, encode_batch_size: int, de
     e = steady.estimate(choice, np.asarray([encode_batch_size]), np.asarray([decode_iterations]))
     if not np.isfinite(e.cycle_s[0]):
         raise ProfileRangeError(
-            f"encode_batch_size={encode_batch_size}, decode_iterations={decode_iterations} need larger batches or "
+            f"encode_batch_size={encode_batch_size}, decode_iterations={decode_iterations} need larger "
+            "batches or "
             "contexts than were profiled. Raise profile.budget_s and profile again, or shrink the batch."
         )
     return {

@@ -53,7 +53,8 @@ def _from_data(path: Path, data: Any) -> tuple[FloatArray, str]:
         pairs = {}
     if not pairs or min(pairs) < 1 or min(pairs.values()) < 0 or sum(pairs.values()) == 0:
         raise TraceError(
-            f"workload.output_history={path}: expected version {VERSION} and `counts`, a mapping of output tokens "
+            f"workload.output_history={path}: expected version {VERSION} and `counts`, a mapping of "
+            "output tokens "
             "(at least 1) to how often they were seen"
         )
     pmf = np.zeros(max(pairs) + 1)
