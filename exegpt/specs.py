@@ -164,7 +164,7 @@ class ModelSpec:
         return 2 * layers * heads * self.head_dim * dtype.num_bytes
 
     def tp_sizes(self, limit: int) -> tuple[int, ...]:
-        """Tensor-parallel degrees up to `limit` that divide both head counts, the MLP and the vocabulary rules.
+        """Tensor-parallel degrees up to `limit` that divide both head counts and the feed-forward width.
 
         K/V heads fewer than the degree are not replicated yet, so a degree divides them too.
         """

@@ -83,7 +83,8 @@ def _lengths(job: Job) -> tuple[RequestLengths, FloatArray | None]:
     workload = job.workload
     match workload.kind:
         case WorkloadKind.fixed:
-            assert workload.input_tokens is not None and workload.output_tokens is not None
+            assert workload.input_tokens is not None
+            assert workload.output_tokens is not None
             name = f"{workload.input_tokens} in, {workload.output_tokens} out"
             return independent(
                 fixed_pmf(workload.input_tokens), fixed_pmf(workload.output_tokens), description=name
@@ -95,7 +96,8 @@ def _lengths(job: Job) -> tuple[RequestLengths, FloatArray | None]:
             )
             return trace.lengths(), trace.arrivals_s
         case _:
-            assert workload.input is not None and workload.output is not None
+            assert workload.input is not None
+            assert workload.output is not None
             inputs, input_note = _normal(workload.input)
             outputs, output_note = _normal(workload.output)
             notes = tuple(

@@ -157,7 +157,8 @@ def _finite(value: float) -> float | None:
 def _up(value: float) -> float:
     """Round up to four digits, so that the value named suffices."""
     digits = 3 - math.floor(math.log10(value))
-    return math.ceil(value * 10**digits) / 10**digits
+    scale = 10.0**digits
+    return math.ceil(value * scale) / scale
 
 
 def candidate_record(best: Best) -> dict[str, Any]:

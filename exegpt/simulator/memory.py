@@ -72,7 +72,7 @@ def activation_bytes(
         inner = model.intermediate_size * (3 if model.is_gated else 2) / stage.tp_size
         qkv = (model.query_size + 2 * model.key_value_size) / stage.tp_size
         per_token.append((4 * model.hidden_size + inner + qkv) * dtype.num_bytes)
-    return shape * np.asarray(per_token)
+    return np.asarray(shape * np.asarray(per_token))
 
 
 def plan_memory(

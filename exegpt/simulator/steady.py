@@ -162,7 +162,8 @@ class SteadyState:
     def _pool_moments(self) -> FloatArray:
         """Mean and variance of the pool's K/V tokens per encoded query, for every useful N_D."""
         most = max(self.completion.max_iterations, 1)
-        return np.asarray([self.completion.pool_tokens_moments(n) for n in range(1, most + 1)]).T
+        moments = [self.completion.pool_tokens_moments(n) for n in range(1, most + 1)]
+        return np.asarray(np.asarray(moments).T)
 
     def _encode_s(self, choice: Choice, batch: FloatArray) -> FloatArray:
         per_micro_batch = batch / choice.num_micro_batches
