@@ -20,8 +20,8 @@ class Admission:
 def admit(view: View, batch_size: int, decode_iterations: int) -> Admission:
     """Admit up to `batch_size` waiting queries so that pages last through `decode_iterations`.
 
-    If the active queries alone would run out, fewer iterations are run; if not even one fits, the
-    query that was encoded last is put back (it has the least to lose), and the caller decides anew.
+    If the active queries alone would run out, fewer iterations are run; if not even one fits, those
+    that were encoded last are put back (they have the least to lose) until one does.
     """
     count = view.admissible(decode_iterations)
     if count >= 0:
@@ -31,7 +31,7 @@ def admit(view: View, batch_size: int, decode_iterations: int) -> Admission:
         middle = (low + high) // 2
         low, high = (middle, high) if view.admissible(middle) >= 0 else (low, middle)
     if low == 0:
-        return Admission(0, 1, (view.youngest(),))
+        return Admission(0, 1, view.surplus(1))
     return Admission(0, low)
 
 

@@ -74,8 +74,11 @@ class View(Protocol):
     def longest_remaining(self, num_waiting: int) -> int:
         """Most tokens that an active query, or one of the first `num_waiting` waiting, may still yield."""
 
-    def youngest(self) -> int:
-        """Id of the active query that was encoded last."""
+    def surplus(self, decode_iterations: int) -> tuple[int, ...]:
+        """Ids of the active queries, encoded last first, without which the pages last through `decode_iterations`.
+
+        No more than are needed; empty if the pages last for all.
+        """
 
 
 class PolicyMachine(Protocol):

@@ -107,9 +107,17 @@ class Pool:
         fresh = [q.max_output_tokens for q in islice(self._waiting, num_waiting)]
         return max([*active, *fresh], default=0)
 
-    def youngest(self) -> int:
-        """See `View.youngest`."""
-        return max(self._rows.values(), key=lambda row: row.order).query.id
+    def surplus(self, decode_iterations: int) -> tuple[int, ...]:
+        """See `View.surplus`."""
+        needed = {r.query.id: self._pages_after(r.query, r.generated, decode_iterations) for r in self._rows.values()}
+        missing = sum(needed.values()) - self.num_pages
+        put_back: list[int] = []
+        for row in sorted(self._rows.values(), key=lambda row: row.order, reverse=True):
+            if missing <= 0:
+                break
+            missing -= needed[row.query.id]
+            put_back.append(row.query.id)
+        return tuple(put_back)
 
     def begin(self, step: Step) -> None:
         """Carry out a step's admissions: preempted queries go to the queue's head, encoded ones "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exegpt.errors import CapacityError
+from exegpt.errors import CapacityError, RequestError
 from exegpt.events import RequestRecord
 from exegpt.policies.base import PolicyMachine, Query, Step
 from exegpt.policies.pool import Pool
@@ -95,13 +95,36 @@ class Controller:
         while self.arriving and self.arriving[-1].arrival_s <= self._now():
             request = self.arriving.pop()
             try:
-                if request.error:
-                    raise CapacityError(request.error)
+                self._check(request)
                 self.pool.arrive(Query(request.id, request.input_tokens, request.max_output_tokens))
-            except CapacityError as error:
+            except (CapacityError, RequestError) as error:
                 record = self.records[request.id]
                 record.status, record.error = "failed", str(error)
                 self._finish(record, "error")
+
+    def _check(self, request: Request) -> None:
+        """Raise RequestError for a request that the model cannot serve."""
+        if request.error:
+            raise RequestError(request.error)
+        model = self.engine.model.model
+        token_ids, limit = request.token_ids or (), self._limit(request)
+        if not token_ids:
+            raise RequestError(f"request {request.id}: the prompt is empty; it must have at least one token")
+        if limit < 1:
+            raise RequestError(f"request {request.id}: max_output_tokens={limit} must be at least 1")
+        # The last token is never fed back.
+        if len(token_ids) + limit - 1 > model.max_position_embeddings:
+            raise RequestError(
+                f"request {request.id}: {len(token_ids)} input and up to {limit} output tokens exceed the "
+                f"window of {model.max_position_embeddings} tokens of {model.name}. Shorten the prompt, or "
+                "lower runner.max_output_tokens."
+            )
+        outside = next((t for t in token_ids if not 0 <= t < model.vocab_size), None)
+        if outside is not None:
+            raise RequestError(
+                f"request {request.id}: token id {outside} is outside 0..{model.vocab_size - 1}, the "
+                f"vocabulary of {model.name}. Encode the prompt with the model's own tokenizer."
+            )
 
     def _decide(self) -> Step | None:
         step = self.machine.next_step(self.pool)
@@ -112,7 +135,11 @@ class Controller:
         for index in range(len(self.pool.members)):
             self.engine.receive_tokens(index)
         self._draining = False
-        return self.machine.next_step(self.pool)
+        step = self.machine.next_step(self.pool)
+        if step is None and self.left_early:
+            # All have ended, but the ranks hold their rows and tokens until a plan comes.
+            step = Step(tuple(() for _ in self.pool.members), 1)
+        return step
 
     def _execute(self, step: Step, cycle: int) -> None:
         generated = {i: self.records[i].output_tokens for ids in step.encode for i in ids}

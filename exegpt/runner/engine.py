@@ -172,7 +172,14 @@ class StageEngine:
         return ranks[place % len(ranks)]
 
     def execute(self, plan: Plan) -> None:
-        """Run a plan's jobs: encode every micro-batch, then decode."""
+        """Run a plan's jobs: encode every micro-batch, then decode.
+
+        A query must not be released and encoded in one plan: its released row leaves in the first
+        decode iteration.
+        """
+        encoded = {row.id for batch in plan.encode for row in batch}
+        if encoded.intersection(plan.release):
+            raise AssertionError(f"queries {sorted(encoded.intersection(plan.release))} come and go in one plan")
         for micro_batch in self.micro_batches:
             self.released.update(micro_batch.rows.release(plan.release))
         for index, batch in enumerate(plan.encode):
@@ -244,12 +251,13 @@ class StageEngine:
             self.expected.append((index, ids))
             return
         logits, first_id = self.model.head(hidden if last is None else hidden[last])
-        tokens = sample(logits, first_id, self.model.tp, self.sampling, ids, steps)
+        tokens = sample(logits, first_id, self.model.tp, self.sampling, ids, steps).cpu().numpy()
         now = time.perf_counter()
-        self.micro_batches[index].sampled.append((ids, tokens.cpu().numpy(), now))
+        self.micro_batches[index].sampled.append((ids, tokens, now))
         if self._records and len(self.stages) > 1:
-            stamp = torch.tensor([int(now * 1e9)], dtype=torch.int64, device=tokens.device)
-            message = torch.cat([tokens, stamp])
+            # From host to host: the host reads it, and on CUDA it must not queue behind the hidden
+            # states that the same two ranks pass the other way.
+            message = torch.from_numpy(np.append(tokens, int(now * 1e9)))
             for stage in self.stages[:-1]:
                 for rank in stage.ranks:
                     self.transport.send(message, rank)
@@ -264,9 +272,8 @@ class StageEngine:
         while any(of == index for of, _ in self.expected):
             # Messages come in the order in which the last stage worked, whichever is asked for.
             of, ids = self.expected.popleft()
-            message = (
-                self.transport.receive([len(ids) + 1], torch.int64, self.stages[-1].ranks[0]).cpu().numpy()
-            )
+            source = self.stages[-1].ranks[0]
+            message = self.transport.receive([len(ids) + 1], torch.int64, source, on_host=True).numpy()
             self._received(of, (ids, message[:-1], float(message[-1]) / 1e9))
         while micro_batch.sampled:
             self._received(index, micro_batch.sampled.popleft())
@@ -290,7 +297,7 @@ class StageEngine:
         micro_batch.received.clear()
         gone = micro_batch.finished
         if plan.keep_finished and not gone.all():
-            return
+            gone = np.zeros_like(gone)
         if self.released:
             ids = micro_batch.rows.row_ids.tolist()
             dropped = np.asarray([i in self.released for i in ids], dtype=bool)

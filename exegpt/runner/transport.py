@@ -53,8 +53,14 @@ class Transport(Protocol):
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send without waiting; the tensor must not change until it has arrived."""
 
-    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
-        """Wait for the next tensor from `source`; messages of a pair arrive in order."""
+    def receive(
+        self, shape: Sequence[int], dtype: torch.dtype, source: int, *, on_host: bool = False
+    ) -> torch.Tensor:
+        """Wait for the next tensor from `source`; messages of a pair arrive in order.
+
+        `on_host`: it was sent from host memory and is wanted there. On CUDA the two kinds travel
+        apart, each in its own order.
+        """
 
     def send_control(self, message: Any) -> None:
         """Send a JSON value to every other rank without waiting."""
@@ -78,7 +84,9 @@ class LocalTransport:
     def send(self, tensor: torch.Tensor, to: int) -> None:
         raise LaunchError(f"a single rank cannot send to rank {to}")
 
-    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+    def receive(
+        self, shape: Sequence[int], dtype: torch.dtype, source: int, *, on_host: bool = False
+    ) -> torch.Tensor:
         raise LaunchError(f"a single rank cannot receive from rank {source}")
 
     def send_control(self, message: Any) -> None:
@@ -122,8 +130,10 @@ class DistributedTransport:
     def send(self, tensor: torch.Tensor, to: int) -> None:
         self._isend(tensor.contiguous(), to, _DATA_TAG)
 
-    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+    def receive(
+        self, shape: Sequence[int], dtype: torch.dtype, source: int, *, on_host: bool = False
+    ) -> torch.Tensor:
+        tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu" if on_host else self.device)
         dist.recv(tensor, source, tag=_DATA_TAG)
         return tensor
 

@@ -86,11 +86,21 @@ def build_engine(job: RunJob, transport: Transport, device: torch.device) -> Sta
 
 def warm_up(engine: StageEngine) -> None:
     """Send one short query per micro-batch through all stages, so that nothing is compiled while serving."""
-    rows = [
-        [NewRow(id=-1 - i, input_tokens=4, max_output_tokens=2, ignore_eos=True, token_ids=[0, 1, 2, 3])]
-        for i in range(len(engine.micro_batches))
-    ]
-    engine.execute(Plan(cycle=-1, release=[], encode=rows, decode_iterations=3, keep_finished=False))
+    # One after another, and no longer than the least pool or window can hold.
+    room = min(
+        engine.allocator.num_pages * engine.allocator.page_size, engine.model.model.max_position_embeddings
+    )
+    length = max(min(4, room - 1), 1)
+    row = NewRow(
+        id=-1,
+        input_tokens=length,
+        max_output_tokens=min(2, room - length + 1),
+        ignore_eos=True,
+        token_ids=[0] * length,
+    )
+    for index in range(len(engine.micro_batches)):
+        rows = [[row] if i == index else [] for i in range(len(engine.micro_batches))]
+        engine.execute(Plan(cycle=-1, release=[], encode=rows, decode_iterations=3, keep_finished=False))
     engine.events.clear()
 
 

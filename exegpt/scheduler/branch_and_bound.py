@@ -66,6 +66,8 @@ class _Search:
         self.best: Best | None = None
         self.rejections = Rejections()
         self.num_evaluations = 0
+        # Candidates sampled from boxes that were split since; a leaf need not look at them again.
+        self.sampled: set[tuple[int, int, int]] = set()
         self.heap: list[tuple[float, int, _Box]] = []
         self.tie = itertools.count()
 
@@ -87,7 +89,16 @@ class _Search:
             for i in np.flatnonzero(alive):
                 heapq.heappush(self.heap, (-float(upper[i]), next(self.tie), mine[i]))
 
+    def sample(self, choice: int, cell: tuple[int, int]) -> list[tuple[int, int]]:
+        """The cell, if it has not been sampled before."""
+        if (choice, *cell) in self.sampled:
+            return []
+        self.sampled.add((choice, *cell))
+        return [cell]
+
     def evaluate(self, choice: int, cells: list[tuple[int, int]]) -> None:
+        if not cells:
+            return
         batches, iterations = np.asarray(cells).T
         estimates = self.estimate(self.choices[choice], batches, iterations)
         self.num_evaluations += len(cells)
@@ -119,14 +130,15 @@ class _Search:
             for box in boxes:
                 cells = by_choice.setdefault(box.choice, [])
                 if box.size <= LEAF_CANDIDATES:
-                    cells += itertools.product(
+                    inside = itertools.product(
                         range(box.batches[0], box.batches[1] + 1),
                         range(box.iterations[0], box.iterations[1] + 1),
                     )
+                    cells += [cell for cell in inside if (box.choice, *cell) not in self.sampled]
                 else:
                     split += box.halves()
                     # A candidate of every box: incumbents come early, and bounds then prune more.
-                    cells.append((sum(box.batches) // 2, sum(box.iterations) // 2))
+                    cells += self.sample(box.choice, (sum(box.batches) // 2, sum(box.iterations) // 2))
             for choice, cells in by_choice.items():
                 self.evaluate(choice, cells)
             if split:
@@ -171,7 +183,8 @@ def branch_and_bound(
             ends = (int(batches[0]), int(batches[-1]))
             roots.append(_Box(index, ends, (iterations[0], iterations[-1])))
             # The corner of least latency and memory: what an infeasible answer is measured by.
-            search.evaluate(index, [(ends[0], iterations[0]), (ends[0], iterations[-1])])
+            corners = [(ends[0], iterations[0]), (ends[0], iterations[-1])]
+            search.evaluate(index, [cell for corner in corners for cell in search.sample(index, corner)])
     search.push(roots)
     search.run()
     return SearchResult(
