@@ -7,20 +7,23 @@ deepspeed [launcher flags] launch.py command=run schedule=PATH
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from exegpt.commands.main import execute, is_launched, rank_argv, refuse_sweep, write_failure
+from exegpt.commands.main import execute, is_launched, own_rank, rank_argv, refuse_sweep, write_failure
 from exegpt.config import explain, register, to_job
 from exegpt.errors import ExeGPTError
 
 register()
 
 SHOW_TRACEBACK = "EXEGPT_FULL_ERROR"
+RANK_0_SPEAKS_S = 15.0
 
 # Errors of jobs that a user can mend. Hydra would print each with a traceback's tail.
 failures: list[str] = []
@@ -31,16 +34,27 @@ def main(cfg: DictConfig) -> None:
     """Run one job in the directory that Hydra made for it."""
     output_dir = Path(HydraConfig.get().runtime.output_dir)
     overrides = list(HydraConfig.get().overrides.task)
+    command = str(cfg.command.value)
     try:
         execute(to_job(cfg), output_dir, overrides)
     except ExeGPTError as error:
-        write_failure(output_dir, overrides, error)
+        write_failure(output_dir, command, overrides, error)
         if os.environ.get(SHOW_TRACEBACK) == "1":
             raise
         failures.append(str(error))
     except BaseException as error:
-        write_failure(output_dir, overrides, error)
+        write_failure(output_dir, command, overrides, error)
         raise
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """End as after an error, so that the ranks are ended too; a shell's code for a signal."""
+    sys.exit(128 + signum)
+
+
+def one_line(text: str) -> str:
+    """A message without line breaks; parsers of YAML and JSON write several lines."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def start() -> int:
@@ -53,10 +67,13 @@ def start() -> int:
     # looks for; everything of ours is imported from the installed package.
     clone = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != clone]
-    if is_launched():
-        refuse_sweep(sys.argv)
-        sys.argv = rank_argv(sys.argv, int(os.environ["RANK"]))
+    rank = own_rank()
     try:
+        if is_launched():
+            refuse_sweep(sys.argv)
+            sys.argv = rank_argv(sys.argv, rank)
+        else:
+            signal.signal(signal.SIGTERM, _terminate)
         main()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -66,8 +83,12 @@ def start() -> int:
         if text is None or os.environ[SHOW_TRACEBACK] == "1":
             raise
         failures.append(text)
+    if failures and rank > 0:
+        # What every rank finds wrong, rank 0 says; the launcher ends this one meanwhile.
+        time.sleep(RANK_0_SPEAKS_S)
     for text in failures:
-        print(f"error: {text}", file=sys.stderr)
+        where = f"rank {rank}: " if rank > 0 else ""
+        print(f"error: {where}{one_line(text)}", file=sys.stderr)
     return 2 if failures else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from exegpt.commands.inputs import Inputs, make_inputs
 from exegpt.report.result_file import write_result
 from exegpt.settings import Job
 from exegpt.specs import ClusterSpec, Dtype
+
+logger = logging.getLogger(__name__)
 
 VERSION = 1
 RESULT_FILE = "result.json"
@@ -70,6 +73,23 @@ class Context:
     def inputs(self) -> Inputs:
         """Lengths and requests."""
         return make_inputs(self.job)
+
+    def check_files(self, *, weights: bool) -> None:
+        """Read what the user named, so that a mistake in it shows before minutes go into measuring.
+
+        Raises
+        ------
+        ConfigError
+            If workload files, or with `weights` the weights, are missing, corrupt or of another model.
+        """
+        assert self.inputs.requests
+        if not weights or self.job.weights == "random":
+            return
+        # Imported here: a planner of random weights needs no reader of files.
+        from exegpt.runner.weights import check_weights, open_weights, resolve_weights
+
+        location = resolve_weights(self.job.weights, cache_dir=self.job.profile.cache_dir, report=logger.info)
+        check_weights(open_weights(location, self.job.model, self.job.seed), self.job.model)
 
     def describe(self) -> dict[str, Any]:
         """The head of a report: what was asked, on what."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exegpt.errors import ConfigError
+from exegpt.errors import ConfigError, DistributionError
 from exegpt.settings import Arrival, Job, NormalLengths, WorkloadKind
-from exegpt.specs import ModelSpec
 from exegpt.workload.history import default_history, read_history
 from exegpt.workload.lengths import RequestLengths, clip_outputs, independent, reject_long_inputs
 from exegpt.workload.pmf import FloatArray, empirical_pmf, fixed_pmf, truncated_normal_pmf
@@ -54,7 +53,7 @@ def make_inputs(job: Job) -> Inputs:
         )
     lengths, arrivals = _lengths(job)
     limit = job.runner.max_output_tokens or lengths.max_output
-    lengths = _fit_window(clip_outputs(lengths, limit), job.model)
+    lengths = _fit_window(clip_outputs(lengths, limit), job)
     rng = np.random.default_rng(job.seed)
     count = job.workload.num_requests or DEFAULT_NUM_REQUESTS
     requests = sample_requests(
@@ -110,15 +109,20 @@ def _normal(settings: NormalLengths) -> tuple[FloatArray, str | None]:
     return truncated_normal_pmf(settings.mean, settings.std, settings.max)
 
 
-def _fit_window(lengths: RequestLengths, model: ModelSpec) -> RequestLengths:
-    window = model.max_position_embeddings
+def _fit_window(lengths: RequestLengths, job: Job) -> RequestLengths:
+    model, window = job.model, job.model.max_position_embeddings
     if lengths.max_output >= window:
         raise ConfigError(
             f"workload: outputs of up to {lengths.max_output} tokens leave no room for a prompt in the "
             "window of "
             f"{window} tokens of {model.name}. Set runner.max_output_tokens lower."
         )
-    return reject_long_inputs(lengths, window - lengths.max_output)
+    try:
+        return reject_long_inputs(lengths, window - lengths.max_output)
+    except DistributionError as error:
+        raise ConfigError(
+            f"workload={job.workload.name} on {model.name}, whose window is {window} tokens: {error}"
+        ) from error
 
 
 def _prompts(job: Job) -> Inputs:

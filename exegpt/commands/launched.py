@@ -2,66 +2,112 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exegpt.commands.context import Context
 from exegpt.commands.predict import load_schedule
-from exegpt.commands.profile import cached_path, load_profile, measure_job, profile_record
-from exegpt.commands.run import run_schedule
-from exegpt.errors import ConfigError
+from exegpt.commands.profile import find_profile, measure_job, profile_record
+from exegpt.commands.run import is_launched, run_schedule
+from exegpt.errors import ConfigError, ScheduleError
+from exegpt.profiler.table import ProfileTable, read_profile
 from exegpt.runner.job import RunJob
+from exegpt.schedule import Schedule
 from exegpt.settings import Command
+
+if TYPE_CHECKING:
+    from exegpt.runner.transport import DistributedTransport
 
 
 def run_launched(context: Context) -> None:
     """Execute `command=run` as one rank of a group that the launcher started.
 
-    Rank 0 plans and writes; the others get the job from it.
+    Rank 0 plans and writes; the others get profile measurement and job from it.
 
     Raises
     ------
     ConfigError
-        For any other command: those start the launcher themselves.
+        For any other command: those start the launcher themselves. Also for what the user named, before
+        the ranks meet; an error of rank 0 ends the launcher, which ends the others.
     """
     if context.job.command is not Command.run:
         raise ConfigError(
             f"command={context.job.command.value} starts the DeepSpeed launcher itself; call it with plain "
             "`python launch.py`, or use command=run here"
         )
+    schedule = load_schedule(context)
+    _check_ranks(context, schedule)
+    # DeepSpeed would look for a GPU by itself, also where cluster.device=cpu.
+    os.environ["DS_ACCELERATOR"] = context.cluster.device_type
     # torch and DeepSpeed are loaded only by processes that are ranks.
-    from exegpt.profiler.measure import measure_on
     from exegpt.runner.transport import start_transport
-    from exegpt.runner.worker import report_error, run_rank, share_job
 
-    load_schedule(context)
-    transport, environment = start_transport()
-    try:
-        wanted = context.job.profile.path is None and (
-            context.job.profile.refresh or not cached_path(context).exists()
+    if own_rank() > 0:
+        transport, _ = start_transport()
+        _follow(transport)
+    else:
+        context.check_files(weights=True)
+        table, path = find_profile(context)
+        transport, _ = start_transport()
+        _lead(context, schedule, table, path, transport)
+    transport.close()
+
+
+def _follow(transport: DistributedTransport) -> None:
+    from exegpt.profiler.measure import measure_on
+    from exegpt.runner.worker import run_rank, share_job
+
+    measurement = transport.gather_objects(None)[0]
+    if measurement is not None:
+        measure_on(measurement, transport)
+    run_rank(share_job(None, transport), transport)
+
+
+def _lead(
+    context: Context,
+    schedule: Schedule,
+    table: ProfileTable | None,
+    path: Path,
+    transport: DistributedTransport,
+) -> None:
+    from exegpt.profiler.measure import measure_on
+    from exegpt.runner.worker import run_rank, share_job
+
+    measurement = measure_job(context, path) if table is None else None
+    # Rank 0's wish, not everyone's: the caches of other nodes do not count.
+    transport.gather_objects(measurement)
+    if measurement is not None:
+        measure_on(measurement, transport)
+        table = read_profile(path)
+    assert table is not None
+
+    def execute(job: RunJob) -> None:
+        run_rank(share_job(job, transport), transport)
+
+    run_schedule(
+        context, schedule, table, execute, sections={"profile": profile_record(table, path, table.measured_s)}
+    )
+
+
+def _check_ranks(context: Context, schedule: Schedule) -> None:
+    started, planned = int(os.environ["WORLD_SIZE"]), schedule.num_ranks
+    if started != planned:
+        raise ScheduleError(
+            f"schedule={context.job.schedule}: its stages name {planned} ranks, but the launcher started "
+            f"{started}; start {planned} (deepspeed --num_gpus on one node), or solve for {started}"
         )
-        if any(transport.gather_objects(wanted)):
-            measure_on(measure_job(context, cached_path(context)), transport)
-        if environment.rank > 0:
-            run_rank(share_job(None, transport), transport)
-        else:
-            table, path = load_profile(context)
+    if started != context.cluster.num_gpus:
+        raise ConfigError(
+            f"cluster.num_nodes={context.cluster.num_nodes} and cluster.gpus_per_node="
+            f"{context.cluster.gpus_per_node} are {context.cluster.num_gpus} ranks, but the launcher started "
+            f"{started}; make them agree"
+        )
 
-            def execute(job: RunJob) -> None:
-                run_rank(share_job(job, transport), transport)
 
-            run_schedule(
-                context,
-                load_schedule(context),
-                table,
-                execute,
-                sections={"profile": profile_record(table, path, 0.0)},
-            )
-        transport.close()
-    except BaseException as error:
-        if not isinstance(error, SystemExit):
-            report_error(error, Path(context.output_dir), environment.rank)
-        raise
+def own_rank() -> int:
+    """Rank of this process; 0 where no launcher started it."""
+    return int(os.environ["RANK"]) if is_launched() else 0
 
 
 def rank_argv(argv: list[str], rank: int) -> list[str]:
@@ -74,12 +120,15 @@ def rank_argv(argv: list[str], rank: int) -> list[str]:
 
 
 def refuse_sweep(argv: list[str]) -> None:
-    """A sweep under the launcher would run every job on every rank at once."""
+    """A sweep under the launcher would run every job on every rank at once.
+
+    Raises
+    ------
+    ConfigError
+        If the arguments ask for one.
+    """
     if any(arg in ("-m", "--multirun") for arg in argv):
-        print(
-            "error: -m (multirun) cannot be used under the deepspeed launcher; sweep with `python "
-            "launch.py -m ...`, "
-            "which starts one launcher per job",
-            file=sys.stderr,
+        raise ConfigError(
+            "-m (multirun) cannot be used under the deepspeed launcher; `python launch.py -m ...` starts "
+            "a launcher for every job"
         )
-        raise SystemExit(2)

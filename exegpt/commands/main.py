@@ -9,7 +9,7 @@ from rich.console import Console
 
 from exegpt.commands.context import RESULT_FILE, VERSION, Context
 from exegpt.commands.gather import gather
-from exegpt.commands.launched import rank_argv, refuse_sweep, run_launched
+from exegpt.commands.launched import own_rank, rank_argv, refuse_sweep, run_launched
 from exegpt.commands.predict import simulate
 from exegpt.commands.profile import profile
 from exegpt.commands.run import is_launched, run
@@ -19,7 +19,7 @@ from exegpt.errors import ConfigError
 from exegpt.report.result_file import write_result
 from exegpt.settings import Command, Job
 
-__all__ = ["execute", "is_launched", "rank_argv", "refuse_sweep", "write_failure"]
+__all__ = ["execute", "is_launched", "own_rank", "rank_argv", "refuse_sweep", "write_failure"]
 
 _COMMANDS = {
     Command.up: up,
@@ -41,13 +41,17 @@ def execute(job: Job, output_dir: Path, overrides: Sequence[str]) -> None:
         _COMMANDS[job.command](context)
 
 
-def write_failure(output_dir: Path, overrides: Sequence[str], error: BaseException) -> None:
-    """Leave a result.json that says why a job failed, for `gather`."""
+def write_failure(output_dir: Path, command: str, overrides: Sequence[str], error: BaseException) -> None:
+    """Leave a result.json that says why a job failed, for `gather`; of several ranks the first does."""
+    if own_rank() > 0:
+        return
+    interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
     result = {
         "version": VERSION,
         "status": "failed",
+        "command": command,
         "overrides": list(overrides),
-        "error": f"{type(error).__name__}: {error}",
+        "error": "interrupted" if interrupted else f"{type(error).__name__}: {error}",
     }
     try:
         write_result(output_dir / RESULT_FILE, result)

@@ -93,8 +93,9 @@ def steady_state(context: Context, schedule: Schedule, table: ProfileTable) -> d
 
 def simulate(context: Context) -> None:
     """Predict the schedule in closed form and by replay, print both, write result.json and report.html."""
-    table, _ = load_profile(context)
     schedule = load_schedule(context)
+    context.check_files(weights=False)
+    table, _ = load_profile(context)
     requests = predicted_requests(context.inputs, context.job.seed)
     replayed = replay_requests(context, schedule, table, requests)
     record: dict[str, Any] = {

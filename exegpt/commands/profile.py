@@ -53,13 +53,13 @@ def cached_path(context: Context) -> Path:
     return job.profile.cache_dir / "profiles" / f"{job.model.name}-{key.dtype}-{key.digest()}.json"
 
 
-def load_profile(context: Context) -> tuple[ProfileTable, Path]:
-    """The profile of this job: the one named, else the cached one, else a new measurement.
+def find_profile(context: Context) -> tuple[ProfileTable | None, Path]:
+    """The profile of this job, named or cached, with its path; None if it has yet to be measured there.
 
     Raises
     ------
     ProfileError
-        If the profile named is corrupt, or of another model, dtype or device.
+        If the profile is corrupt, or of another model, dtype or device.
     """
     named = context.job.profile.path
     if named is not None:
@@ -72,8 +72,22 @@ def load_profile(context: Context) -> tuple[ProfileTable, Path]:
         check_key(table.key, profile_key(context), source=str(path))
         logger.info("profile: %s (cached)", path)
         return table, path
-    _measure(context, path)
-    return read_profile(path), path
+    return None, path
+
+
+def load_profile(context: Context) -> tuple[ProfileTable, Path]:
+    """The profile of this job: the one named, else the cached one, else a new measurement.
+
+    Raises
+    ------
+    ProfileError
+        If the profile named is corrupt, or of another model, dtype or device.
+    """
+    table, path = find_profile(context)
+    if table is None:
+        _measure(context, path)
+        table = read_profile(path)
+    return table, path
 
 
 def measure_job(context: Context, path: Path) -> MeasureJob:
@@ -101,6 +115,8 @@ def _measure(context: Context, path: Path) -> None:
             num_ranks=context.cluster.num_gpus,
             output_dir=context.output_dir,
             num_threads=context.num_threads,
+            num_nodes=context.cluster.num_nodes,
+            device_type=context.cluster.device_type,
             hostfile=context.job.runner.hostfile,
         )
     finally:

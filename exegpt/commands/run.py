@@ -78,6 +78,8 @@ def execute(context: Context, run_job: RunJob) -> None:
             num_ranks=run_job.schedule.num_ranks,
             output_dir=context.output_dir,
             num_threads=context.num_threads,
+            num_nodes=context.cluster.num_nodes,
+            device_type=context.cluster.device_type,
             hostfile=context.job.runner.hostfile,
         )
     finally:
@@ -150,6 +152,7 @@ def run_schedule(
 def run(context: Context) -> None:
     """Execute the schedule named by the job."""
     schedule = load_schedule(context)
+    context.check_files(weights=True)
     table, path = load_profile(context)
     sections = {"profile": profile_record(table, path, 0.0)}
     run_schedule(context, schedule, table, lambda job: execute(context, job), sections=sections)
@@ -157,4 +160,4 @@ def run(context: Context) -> None:
 
 def is_launched() -> bool:
     """Whether the DeepSpeed launcher started this process as one of its ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys()

@@ -54,6 +54,7 @@ def find_schedule(context: Context, table: ProfileTable) -> tuple[Schedule | Non
 
 def solve(context: Context) -> None:
     """Solve, print the comparison, write schedule.yaml, result.json and report.html."""
+    context.check_files(weights=False)
     table, _ = load_profile(context)
     _, record = find_schedule(context, table)
     result = context.write(record["status"], {**context.describe(), "solve": record})

@@ -121,6 +121,8 @@ class _Replay:
                 return
             for micro_batch in range(len(self.pool.members)):
                 ready = self.receive(micro_batch)
+                # Stage 0 waits for the tokens even if they are the micro-batch's last ones.
+                self.clock.free_s[0] = max(self.clock.free_s[0], ready)
                 ids = self.pool.members[micro_batch]
                 if not ids:
                     continue

@@ -21,7 +21,7 @@ from exegpt.profiler.table import ProfileTable
 from exegpt.schedule import Stage
 from exegpt.simulator.costs import StageCosts, stage_shapes
 from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan, plan_memory
-from exegpt.simulator.pipeline import cycle_s, finish_s, phase_s
+from exegpt.simulator.pipeline import cycle_s, encode_end_s, finish_s, longest_of, phase_s, rhythm
 from exegpt.specs import Counting, ModelSpec, Policy
 from exegpt.workload.completion import Completion
 from exegpt.workload.lengths import RequestLengths
@@ -171,6 +171,50 @@ class SteadyState:
             per_micro_batch, per_micro_batch * self._mean_input, self._rms_input
         )
 
+    def _encode_spread_s(
+        self, choice: Choice, batch: FloatArray, iterations: IntArray, encode_s: FloatArray
+    ) -> FloatArray:
+        """How much longer than the mean a stage takes for the longest micro-batch of a phase.
+
+        Micro-batches get as many queries as they lost, which vary, with prompts that vary, and the
+        pipeline waits for the longest one on every stage but the slowest. Passing a stage with a later
+        micro-batch costs what the slowest stage would have done in that time.
+        """
+        m = choice.num_micro_batches
+        if m == 1 or len(choice.stages) == 1:
+            return np.zeros_like(encode_s)
+        mean, square = self.lengths.mean_input, self.lengths.mean_square_input
+        queries = batch / m
+        lost = np.unique(iterations, return_inverse=True)
+        per_query = np.array([self._lost_variance(int(n)) for n in lost[0]])[lost[1]]
+        counts = queries * per_query * (1 - 1 / m) + queries % 1 * (1 - queries % 1)
+        variance = queries * self.lengths.std_input**2 + counts * mean**2
+        deviation = np.sqrt(variance)
+        # One deviation more tokens: so many more queries, and so many more squared tokens.
+        share = np.divide(counts * mean**2, variance, out=np.zeros_like(variance), where=variance > 0)
+        more_queries = deviation * share / mean
+        squares = queries * square + deviation * (share * square / mean + (1 - share) * self._square_per_token)
+        rms = np.sqrt(squares / (queries + more_queries))
+        longer = self.costs(choice).encode_s(queries + more_queries, queries * mean + deviation, rms)
+        slowest = encode_s.max(-1, keepdims=True)
+        return longest_of(np.maximum(longer - encode_s, 0.0), slowest - encode_s, m)
+
+    def _lost_variance(self, n_d: int) -> float:
+        """Variance of the queries that a pool loses in a cycle, per encoded query."""
+        alive = self.completion.survival[::n_d]
+        later = np.append(alive[1:], 0.0)
+        kept = np.divide(later, alive, out=np.zeros_like(alive), where=alive > 0)
+        return float(((alive - later) * kept).sum())
+
+    @cached_property
+    def _square_per_token(self) -> float:
+        """Regression of a prompt's squared length on its length, in tokens."""
+        pmf = self.lengths.input_pmf
+        n = np.arange(len(pmf), dtype=np.float64)
+        deviation = n - self.lengths.mean_input
+        variance = float(pmf @ deviation**2)
+        return float(pmf @ (n**2 * deviation)) / variance if variance > 0 else 0.0
+
     def _rra(self, choice: Choice, batch: FloatArray, iterations: IntArray) -> Estimates:
         m = choice.num_micro_batches
         # Behind a candidate's own N_D its rows are zero, where every cost is zero.
@@ -182,13 +226,16 @@ class SteadyState:
         moments = self._pool_moments[:, np.minimum(iterations, self._pool_moments.shape[1]) - 1]
         encode = self._encode_s(choice, batch)
         decode = self.costs(choice).decode_s(batch[:, None] * active / m, batch[:, None] * context / m)
-        cycle = cycle_s(encode, decode, m)
-        ttft = phase_s(encode, m)
+        spread = self._encode_spread_s(choice, batch, iterations, encode)
+        steady = rhythm(encode, decode, m, iterations > self.completion.max_iterations, spread)
+        cycle = steady.cycle_s
+        ttft = encode_end_s(encode, m, steady.offset_s, spread)
         ends = self.completion.iterations_of(self.bound_output_tokens)
         latency = ttft
         if ends > 0:
             cycles, rest = np.divmod(ends - 1, iterations)
-            finish = np.take_along_axis(finish_s(encode, decode, m), rest[:, None], axis=1)[:, 0]
+            finish = finish_s(encode, decode, m, steady.offset_s, spread)
+            finish = np.take_along_axis(finish, rest[:, None], axis=1)[:, 0]
             latency = np.where(cycles > 0, np.maximum(cycles, 1) * cycle, 0.0) + finish
         pool = batch * active[:, 0]
         kv_tokens = batch * moments[0] + OVERFLOW_SIGMAS * np.sqrt(batch * moments[1])
