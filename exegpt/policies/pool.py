@@ -109,7 +109,10 @@ class Pool:
 
     def surplus(self, decode_iterations: int) -> tuple[int, ...]:
         """See `View.surplus`."""
-        needed = {r.query.id: self._pages_after(r.query, r.generated, decode_iterations) for r in self._rows.values()}
+        needed = {
+            r.query.id: self._pages_after(r.query, r.generated, decode_iterations)
+            for r in self._rows.values()
+        }
         missing = sum(needed.values()) - self.num_pages
         put_back: list[int] = []
         for row in sorted(self._rows.values(), key=lambda row: row.order, reverse=True):

@@ -179,7 +179,9 @@ class StageEngine:
         """
         encoded = {row.id for batch in plan.encode for row in batch}
         if encoded.intersection(plan.release):
-            raise AssertionError(f"queries {sorted(encoded.intersection(plan.release))} come and go in one plan")
+            raise AssertionError(
+                f"queries {sorted(encoded.intersection(plan.release))} come and go in one plan"
+            )
         for micro_batch in self.micro_batches:
             self.released.update(micro_batch.rows.release(plan.release))
         for index, batch in enumerate(plan.encode):

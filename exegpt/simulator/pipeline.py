@@ -155,7 +155,11 @@ def _finite(encode_s: FloatArray, decode_s: FloatArray) -> tuple[FloatArray, Flo
     finite = np.isfinite(encode_s).all(-1) & np.isfinite(decode_s).all((-2, -1))
     if finite.all():
         return encode_s, decode_s, finite
-    return np.where(finite[..., None], encode_s, 0.0), np.where(finite[..., None, None], decode_s, 0.0), finite
+    return (
+        np.where(finite[..., None], encode_s, 0.0),
+        np.where(finite[..., None, None], decode_s, 0.0),
+        finite,
+    )
 
 
 def _suffix_sum(values: FloatArray) -> FloatArray:
@@ -172,9 +176,7 @@ def _sum_behind_first(values: FloatArray, axis: int = -1) -> FloatArray:
     return np.asarray(sums - np.take(values, [0], axis=axis))
 
 
-def _encode_paths(
-    encode_s: FloatArray, m: int, spread_s: FloatArray | None
-) -> tuple[FloatArray, FloatArray]:
+def _encode_paths(encode_s: FloatArray, m: int, spread_s: FloatArray | None) -> tuple[FloatArray, FloatArray]:
     """Longest path from the phase's first job on stage i to its first, and last, job's end on stage j.
 
     Shape (..., P, P) each, with minus infinity below the diagonal.
@@ -223,16 +225,16 @@ def _cycle_paths(
 
     # One return, at the end of encoding: then along the stages up to j, or round and round.
     up_to = np.maximum.accumulate(decode_s, axis=-1)
-    entered = np.maximum(
-        last[..., -1, None], first[..., -1, None] + (m - 1) * up_to[..., 0, None, :]
-    )
+    entered = np.maximum(last[..., -1, None], first[..., -1, None] + (m - 1) * up_to[..., 0, None, :])
     round_or_along = np.maximum(whole[..., None], m * up_to)[..., 1:, :].sum(-2)
     paths = np.maximum(paths, entered + (before[..., 1:] + round_or_along)[..., None, :])
 
     # Another return after the last iteration but one, which every stage can have taken part in.
     through = (last + (_suffix_sum(d_first) + (m - 1) * _suffix_max(d_first))[..., None, :]).max(-1)
     slowest = (m - 1) * d_first.max(-1)
-    passed = np.maximum(np.maximum(last[..., -1], first[..., -1] + slowest[..., None]) + whole[..., :1], through)
+    passed = np.maximum(
+        np.maximum(last[..., -1], first[..., -1] + slowest[..., None]) + whole[..., :1], through
+    )
     at = np.maximum(num_iterations - 1, 0)
     last_period = np.take_along_axis(period, at[..., None], axis=-1)
     d_last = np.take_along_axis(decode_s, at[..., None, None], axis=-2)[..., 0, :]

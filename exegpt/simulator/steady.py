@@ -193,7 +193,9 @@ class SteadyState:
         # One deviation more tokens: so many more queries, and so many more squared tokens.
         share = np.divide(counts * mean**2, variance, out=np.zeros_like(variance), where=variance > 0)
         more_queries = deviation * share / mean
-        squares = queries * square + deviation * (share * square / mean + (1 - share) * self._square_per_token)
+        squares = queries * square + deviation * (
+            share * square / mean + (1 - share) * self._square_per_token
+        )
         rms = np.sqrt(squares / (queries + more_queries))
         longer = self.costs(choice).encode_s(queries + more_queries, queries * mean + deviation, rms)
         slowest = encode_s.max(-1, keepdims=True)
