@@ -1,4 +1,7 @@
-"""Prints docs/configuration.md from the comments in conf/: `python docs/make_configuration.py > docs/configuration.md`."""
+"""Prints docs/configuration.md from the comments in conf/.
+
+python docs/make_configuration.py > docs/configuration.md
+"""
 
 from __future__ import annotations
 

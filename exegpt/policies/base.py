@@ -75,9 +75,9 @@ class View(Protocol):
         """Most tokens that an active query, or one of the first `num_waiting` waiting, may still yield."""
 
     def surplus(self, decode_iterations: int) -> tuple[int, ...]:
-        """Ids of the active queries, encoded last first, without which the pages last through `decode_iterations`.
+        """Ids of the active queries to put back so that pages last through `decode_iterations`.
 
-        No more than are needed; empty if the pages last for all.
+        Encoded last first, and no more than are needed; empty if the pages last for all.
         """
 
 
