@@ -8,6 +8,7 @@ cycles and 1 + ((D - 1) mod N_D) iterations after its encoding began.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from exegpt.profiler.table import ProfileTable
 from exegpt.schedule import Stage
 from exegpt.simulator.costs import StageCosts, stage_shapes
 from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan, plan_memory
-from exegpt.simulator.pipeline import cycle_s, encode_end_s, finish_s, longest_of, phase_s, rhythm
+from exegpt.simulator.pipeline import cycle_s, encode_end_s, finish_s, longest_of, period_s, phase_s, rhythm
 from exegpt.specs import Counting, ModelSpec, Policy
 from exegpt.workload.completion import Completion
 from exegpt.workload.lengths import RequestLengths
@@ -257,17 +258,26 @@ class SteadyState:
         else:
             decode = self.costs(choice).decode_s(np.broadcast_to(per_micro_batch, contexts.shape), contexts)
             finish = finish_s(encode, decode, m)
-            # The batch ends with its longest query; between whole iterations in proportion.
-            last = self.lengths.max_output - longest
-            ends = self.completion.expected_max_output(batch) - last
-            steps = np.concatenate([ttft[:, None], finish], axis=1)
-            low = np.clip(np.floor(ends).astype(int), 0, longest - 1)
-            rows = np.arange(len(batch))
-            total = steps[rows, low] + (ends - low) * (steps[rows, low + 1] - steps[rows, low])
+            steps = np.diff(finish, axis=1, prepend=ttft[:, None])
+            total = ttft + (steps * self._static_shares(per_micro_batch[:, 0], decode, m)).sum(-1)
             latency = finish[:, -1]
         slot = self.lengths.max_input + self.lengths.max_output + self.page_size - 1
         memory = self._memory(choice, batch, batch * slot, batch)
         return _estimates(batch / total, latency, ttft, longest, batch, total, memory)
+
+    def _static_shares(self, queries: FloatArray, decode_s: FloatArray, m: int) -> FloatArray:
+        """Expected share of each decode iteration's full period that a static batch takes, (n, iterations).
+
+        A micro-batch of b queries is there in iteration u with probability 1 - (1 - G(u - 1))^b, until
+        its own longest ends; k of m that are left have the period of k.
+        """
+        there = 1 - (1 - self.completion.survival[: decode_s.shape[-2]]) ** queries[:, None]
+        full = period_s(decode_s, m)
+        expected = np.zeros_like(full)
+        for k in range(1, m + 1):
+            chance = math.comb(m, k) * there**k * (1 - there) ** (m - k)
+            expected += chance * period_s(decode_s, k)
+        return np.asarray(expected / full)
 
     def _memory(
         self, choice: Choice, batch: FloatArray, kv_tokens: FloatArray, rows: FloatArray

@@ -7,7 +7,7 @@ from exegpt.profiler.table import LayerCosts, ProfileKey, ProfileTable, shape_di
 from exegpt.specs import ClusterSpec, ModelFamily, ModelSpec
 
 TOKENS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536], dtype=float)
-QUERIES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256], dtype=float)
+QUERIES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], dtype=float)
 LENGTHS = np.array([16, 64, 256, 1024], dtype=float)
 CONTEXTS = np.array([64, 256, 1024, 4096, 16384, 65536, 262144], dtype=float)
 BYTES = np.array([2.0**10, 2.0**20, 2.0**30])
