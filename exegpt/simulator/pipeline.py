@@ -21,8 +21,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exegpt.profiler.grid import FloatArray
+
+BoolArray = NDArray[np.bool_]
 
 
 def phase_s(stage_s: FloatArray, num_micro_batches: int) -> FloatArray:
@@ -61,7 +64,7 @@ def rhythm(
     encode_s: FloatArray,
     decode_s: FloatArray,
     num_micro_batches: int,
-    drains: FloatArray | None = None,
+    drains: BoolArray | None = None,
     spread_s: FloatArray | None = None,
 ) -> Rhythm:
     """Cycle time and offsets of the stages in the steady state.
@@ -150,9 +153,9 @@ def finish_s(
     return np.where(finite[..., None], ends, np.inf)
 
 
-def _finite(encode_s: FloatArray, decode_s: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _finite(encode_s: FloatArray, decode_s: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
     """Stage times with candidates that have an infinite one set to zero, and which have none."""
-    finite = np.isfinite(encode_s).all(-1) & np.isfinite(decode_s).all((-2, -1))
+    finite = np.asarray(np.isfinite(encode_s).all(-1) & np.isfinite(decode_s).all((-2, -1)))
     if finite.all():
         return encode_s, decode_s, finite
     return (
@@ -199,7 +202,7 @@ def _cycle_paths(
     encode_s: FloatArray,
     decode_s: FloatArray,
     m: int,
-    drains: FloatArray | None,
+    drains: BoolArray | None,
     spread_s: FloatArray | None,
 ) -> FloatArray:
     """Longest path from a cycle's first job on stage i to its last job's end on stage j, (..., P, P).
@@ -245,7 +248,7 @@ def _cycle_paths(
     if drains is not None:
         end = np.where((num_iterations > 0)[..., None], passed_all, last[..., -1])
         paths[..., 0] = np.where(drains[..., None], np.maximum(paths[..., 0], end), paths[..., 0])
-    return paths
+    return np.asarray(paths)
 
 
 def _greatest_mean(paths: FloatArray) -> tuple[FloatArray, list[FloatArray]]:

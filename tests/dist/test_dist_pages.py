@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from exegpt.policies import make_policy
-from exegpt.policies.base import PolicyMachine, Step, View
+from exegpt.policies.base import PolicyMachine, Query, Step, View
 from exegpt.policies.pool import Pool
+from exegpt.policies.rra import RRA
 from exegpt.report.result_file import read_requests
 from exegpt.runner.controller import Controller
 from exegpt.runner.engine import NewRow, Plan, StageEngine
@@ -188,16 +189,21 @@ def test_a_step_that_puts_back_encodes_nobody_and_keeps_no_finished_rows(tmp_pat
     assert max(len(step.preempt) for step in put_back) > 1, "no step puts back two at once"
 
 
-def test_as_many_are_put_back_as_pages_are_missing(tmp_path: Path) -> None:
-    """Five rows of one token a page fill 30 pages; the last one holds 2, but 4 others need one each."""
-    prompt_lens, outputs = (7, 7, 7, 7, 1), 12
-    requests = [
-        Request(id=i, input_tokens=n, token_ids=(4,) * n, max_output_tokens=outputs, forced_output_tokens=outputs)
-        for i, n in enumerate(prompt_lens)
-    ]
-    crowd = make_job(tmp_path / "crowd", requests, batch=5, pages=30)
-    roomy = make_job(tmp_path / "roomy", requests, batch=5)
-    assert tokens_of(crowd) == tokens_of(roomy)
+def test_as_many_are_put_back_as_pages_are_missing() -> None:
+    """Four rows of a page a token, 12 pages; after one more iteration they would hold 5, 5, 5 and 3."""
+    pool = Pool(num_micro_batches=2, num_pages=12, page_size=1)
+    for query_id, input_tokens in enumerate((3, 3, 3, 1)):
+        pool.arrive(Query(query_id, input_tokens, 9))
+    policy = RRA(encode_batch_size=4, decode_iterations=2)
+    pool.begin(Step(encode=((0, 2), (1, 3)), decode_iterations=1))
+    for query_id in range(4):
+        assert pool.receive(query_id, finished=False)
+    # 18 less 3 are too many still; less 5 more they fit.
+    step = policy.next_step(pool)
+    assert step == Step(encode=((), ()), decode_iterations=1, preempt=(3, 2))
+    pool.begin(step)
+    assert [(q.id, q.input_tokens, q.max_output_tokens) for q in pool.waiting] == [(2, 4, 8), (3, 2, 8)]
+    assert pool.surplus(1) == ()
 
 
 def test_rows_leave_when_all_end_while_room_is_made(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A profile made of formulas, and small models, for the planner's tests."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from exegpt.profiler.grid import make_grid
@@ -81,3 +83,50 @@ def tiny_cluster(num_gpus=2, memory_bytes=2 * 2**30):
     return ClusterSpec(
         name="test", num_nodes=1, gpus_per_node=num_gpus, memory_bytes=memory_bytes, device="test"
     )
+
+
+def constant_profile(model, encode_s, decode_s):
+    """One rank; an encode phase takes `encode_s`, an iteration `decode_s`, whatever their size."""
+    zero = {
+        "linear": ([TOKENS], ("tokens",)),
+        "encode_attention": ([np.array([1.0, 4.0]), LENGTHS], ("queries", "length_tokens")),
+        "decode_attention": ([QUERIES, CONTEXTS], ("queries", "context_tokens")),
+        "head": ([QUERIES], ("queries",)),
+        "embed": ([TOKENS], ("tokens",)),
+    }
+    grids = {
+        name: make_grid(name, names, axes, np.zeros([len(a) for a in axes]))
+        for name, (axes, names) in zero.items()
+    }
+    for name, seconds in (("encode_overhead", encode_s), ("decode_overhead", decode_s)):
+        grids[name] = make_grid(name, ("queries",), [QUERIES], np.full(len(QUERIES), seconds))
+    return replace(tiny_profile(model, tp_sizes=(1,), num_ranks=1), layers={1: LayerCosts(**grids)})
+
+
+def wild_profile(model, rng, *, num_ranks=2):
+    """Isotone and nothing else: cliffs of random height at random places, flat in between."""
+
+    def rising(shape):
+        steps = rng.exponential(size=shape) * (rng.random(shape) < 0.5) * 10.0 ** rng.uniform(-5, -2)
+        for axis in range(len(shape)):
+            steps = np.cumsum(steps, axis=axis)
+        return steps + 1e-6
+
+    def grid(name, names, *axes):
+        return make_grid(name, names, axes, rising(tuple(len(a) for a in axes)))
+
+    layers = {}
+    for tp_size in (1, 2):
+        layers[tp_size] = LayerCosts(
+            linear=grid("linear", ("tokens",), TOKENS),
+            encode_attention=grid(
+                "encode_attention", ("queries", "length_tokens"), np.array([1.0, 4.0]), LENGTHS
+            ),
+            decode_attention=grid("decode_attention", ("queries", "context_tokens"), QUERIES, CONTEXTS),
+            head=grid("head", ("queries",), QUERIES),
+            embed=grid("embed", ("tokens",), TOKENS),
+            encode_overhead=grid("encode_overhead", ("queries",), QUERIES),
+            decode_overhead=grid("decode_overhead", ("queries",), QUERIES),
+            all_reduce=grid("all_reduce", ("bytes",), BYTES) if tp_size > 1 else None,
+        )
+    return replace(tiny_profile(model, num_ranks=num_ranks), layers=layers)
