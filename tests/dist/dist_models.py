@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from exegpt.hf_config import read_hf_config
+from exegpt.runner.weights.gguf_config import gguf_model_spec
 from exegpt.specs import ModelSpec
 from exegpt.workload.requests import Request
 
@@ -121,8 +123,13 @@ class Oracle:
         return min(margin for _, margin in self._answered)
 
 
-def make_requests(vocab_size: int, seed: int) -> tuple[Request, ...]:
-    """Requests of the lengths above, tokens drawn from `seed`; those of even id have forced lengths."""
+def make_requests(
+    vocab_size: int,
+    seed: int,
+    prompt_lens: Sequence[int] = PROMPT_LENS,
+    output_lens: Sequence[int] = OUTPUT_LENS,
+) -> tuple[Request, ...]:
+    """Requests of these lengths, tokens drawn from `seed`; those of even id have forced lengths."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
         Request(
@@ -132,7 +139,7 @@ def make_requests(vocab_size: int, seed: int) -> tuple[Request, ...]:
             max_output_tokens=limit,
             forced_output_tokens=limit if i % 2 == 0 else None,
         )
-        for i, (length, limit) in enumerate(zip(PROMPT_LENS, OUTPUT_LENS, strict=True))
+        for i, (length, limit) in enumerate(zip(prompt_lens, output_lens, strict=True))
     )
 
 
@@ -183,3 +190,13 @@ def make_oracle(name: str, directory: Path) -> Oracle:
         requests,
         choose_eos(model, requests),
     )
+
+
+def open_smollm2(gguf: Path) -> Oracle:
+    """SmolLM2-135M-Instruct from its GGUF file, in float32, with fewer and shorter requests."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    spec = gguf_model_spec(gguf, "smollm2-135m")
+    requests = make_requests(spec.vocab_size, 4, (1, 40, 9, 120, 16, 3), (8, 5, 12, 1, 10, 6))
+    return Oracle(str(gguf), spec, model.eval(), requests, choose_eos(model, requests))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dist_cases import CASES, Case
 from dist_models import MARGIN, SHAPES, Oracle, spoiled_requests
-from dist_outcomes import Outcome, assert_empty, assert_greedy
+from dist_outcomes import Outcome, Runs, assert_empty, assert_greedy
 
 pytestmark = pytest.mark.dist
 
@@ -54,14 +54,14 @@ def test_the_oracle_is_a_hard_one(name: str, oracle: Callable[[str], Oracle]) ->
 
 @pytest.mark.parametrize("case", GREEDY, ids=lambda case: case.name)
 def test_greedy_tokens_are_those_of_transformers(
-    case: Case, oracle: Callable[[str], Oracle], outcome: Callable[[Case], Outcome]
+    case: Case, oracle: Callable[[str], Oracle], outcome: Runs
 ) -> None:
     assert_greedy(outcome(case), oracle(case.model))
 
 
 @pytest.mark.parametrize("case", DRAWN, ids=lambda case: case.name)
 def test_drawn_tokens_depend_on_seed_and_request_alone(
-    case: Case, oracle: Callable[[str], Oracle], outcome: Callable[[Case], Outcome]
+    case: Case, oracle: Callable[[str], Oracle], outcome: Runs
 ) -> None:
     ran = outcome(case)
     reference = outcome(case_named(REFERENCES[case.model])).served
@@ -72,13 +72,13 @@ def test_drawn_tokens_depend_on_seed_and_request_alone(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_rank_ends_empty(case: Case, outcome: Callable[[Case], Outcome]) -> None:
+def test_every_rank_ends_empty(case: Case, outcome: Runs) -> None:
     assert_empty(outcome(case))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_records_tell_how_requests_went(
-    case: Case, oracle: Callable[[str], Oracle], outcome: Callable[[Case], Outcome]
+    case: Case, oracle: Callable[[str], Oracle], outcome: Runs
 ) -> None:
     ran = outcome(case)
     eos_token_ids = oracle(case.model).eos_token_ids
@@ -94,7 +94,7 @@ def test_records_tell_how_requests_went(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_queries_join_and_are_put_back_as_the_case_says(
-    case: Case, outcome: Callable[[Case], Outcome]
+    case: Case, outcome: Runs
 ) -> None:
     ran = outcome(case)
     cycles = encoded_queries(ran)
@@ -112,7 +112,7 @@ def test_queries_join_and_are_put_back_as_the_case_says(
 
 @pytest.mark.parametrize("case", SPOILED, ids=lambda case: case.name)
 def test_a_bad_request_fails_alone(
-    case: Case, oracle: Callable[[str], Oracle], outcome: Callable[[Case], Outcome]
+    case: Case, oracle: Callable[[str], Oracle], outcome: Runs
 ) -> None:
     ran = outcome(case)
     for request, said in spoiled_requests(oracle(case.model).spec.vocab_size):
