@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_NUM_REQUESTS = 128
 
+# Where no limit is set, answers to prompts stop here: the main job then ends within minutes on two CPU
+# cores, and one answer in three ends by itself before.
+DEFAULT_PROMPT_OUTPUT_TOKENS = 80
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
@@ -140,7 +144,7 @@ def _prompts(job: Job) -> Inputs:
     history, note = (
         read_history(job.workload.output_history) if job.workload.output_history else default_history()
     )
-    limit = job.runner.max_output_tokens or len(history) - 1
+    limit = job.runner.max_output_tokens or min(len(history) - 1, DEFAULT_PROMPT_OUTPUT_TOKENS)
     if limit >= job.model.max_position_embeddings:
         raise ConfigError(
             f"runner.max_output_tokens={limit} leaves no room for a prompt in the window of "
