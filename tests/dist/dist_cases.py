@@ -80,7 +80,13 @@ class Case:
 
 
 def _case(
-    name: str, model: str, tp_sizes: tuple[int, ...], policy: str, batch: int, micro_batches: int, **other: object
+    name: str,
+    model: str,
+    tp_sizes: tuple[int, ...],
+    policy: str,
+    batch: int,
+    micro_batches: int,
+    **other: object,
 ) -> Case:
     return Case(
         name=name,
@@ -101,7 +107,9 @@ CASES = (
     _case("one-opt-static", "opt", (1,), "STATIC", 14, 4),
     _case("one-llama-rra-backwards", "llama", (1,), "RRA", 5, 3, iterations=7, backwards=True),
     _case("one-llama-rra-poisson", "llama", (1,), "RRA", 4, 2, iterations=3, arrival_rate_per_s=100.0),
-    _case("one-llama-preempt", "llama", (1,), "RRA", 4, 1, iterations=3, page_size=4, pages=20, preempts=True),
+    _case(
+        "one-llama-preempt", "llama", (1,), "RRA", 4, 1, iterations=3, page_size=4, pages=20, preempts=True
+    ),
     _case("one-opt-preempt-page-of-1", "opt", (1,), "RRA", 9, 3, page_size=1, pages=75, preempts=True),
     _case("one-llama-static-few-pages", "llama", (1,), "STATIC", 8, 2, page_size=7, pages=45),
     _case("one-opt-spoiled", "opt", (1,), "RRA", 4, 2, iterations=3, pages=22, spoiled=True),
@@ -109,7 +117,17 @@ CASES = (
     _case("one-llama-drawn", "llama", (1,), "RRA", 4, 1, iterations=5, drawn=True),
     _case("one-llama-drawn-static", "llama", (1,), "STATIC", 5, 3, drawn=True),
     _case(
-        "one-llama-drawn-preempt", "llama", (1,), "RRA", 4, 2, iterations=2, page_size=4, pages=20, preempts=True, drawn=True
+        "one-llama-drawn-preempt",
+        "llama",
+        (1,),
+        "RRA",
+        4,
+        2,
+        iterations=2,
+        page_size=4,
+        pages=20,
+        preempts=True,
+        drawn=True,
     ),
     # Two tensor-parallel ranks.
     _case("tp2-llama-rra", "llama", (2,), "RRA", 4, 2, iterations=5),
@@ -128,14 +146,37 @@ CASES = (
     _case("pp2-smollm2-many-cycles", "smollm2", (1, 1), "RRA", 3, 4, iterations=1, backwards=True),
     _case("pp2-llama-poisson", "llama", (1, 1), "RRA", 4, 4, iterations=3, arrival_rate_per_s=60.0),
     _case("pp2-llama-static-poisson", "llama", (1, 1), "STATIC", 4, 2, arrival_rate_per_s=60.0),
-    _case("pp2-llama-preempt", "llama", (1, 1), "RRA", 4, 2, iterations=3, page_size=4, pages=20, preempts=True),
+    _case(
+        "pp2-llama-preempt", "llama", (1, 1), "RRA", 4, 2, iterations=3, page_size=4, pages=20, preempts=True
+    ),
     _case("pp2-opt-preempt-page-of-1", "opt", (1, 1), "RRA", 9, 4, page_size=1, pages=75, preempts=True),
-    _case("pp2-llama-preempt-one-batch", "llama", (1, 1), "RRA", 9, 1, iterations=1, page_size=2, pages=40, preempts=True),
+    _case(
+        "pp2-llama-preempt-one-batch",
+        "llama",
+        (1, 1),
+        "RRA",
+        9,
+        1,
+        iterations=1,
+        page_size=2,
+        pages=40,
+        preempts=True,
+    ),
     _case("pp2-llama-spoiled", "llama", (1, 1), "STATIC", 4, 2, pages=22, spoiled=True),
     _case("pp2-smollm2-drawn", "smollm2", (1, 1), "RRA", 5, 3, iterations=4, drawn=True),
     _case("pp2-llama-drawn-static", "llama", (1, 1), "STATIC", 7, 2, drawn=True),
     _case(
-        "pp2-llama-drawn-preempt", "llama", (1, 1), "RRA", 5, 4, iterations=2, page_size=4, pages=20, preempts=True, drawn=True
+        "pp2-llama-drawn-preempt",
+        "llama",
+        (1, 1),
+        "RRA",
+        5,
+        4,
+        iterations=2,
+        page_size=4,
+        pages=20,
+        preempts=True,
+        drawn=True,
     ),
     # Three ranks: SmolLM2's only degree above 1, three stages, and stages of unequal degree.
     _case("tp3-smollm2-rra", "smollm2", (3,), "RRA", 5, 2, iterations=6),
@@ -143,12 +184,23 @@ CASES = (
     _case("pp3-llama-static", "llama", (1, 1, 1), "STATIC", 6, 3),
     _case("partial-llama-wide-first", "llama", (2, 1), "RRA", 4, 3, iterations=3),
     _case("partial-llama-wide-last", "llama", (1, 2), "RRA", 4, 3, iterations=3, page_size=6, pages=500),
-    _case("partial-opt-drawn", "llama", (1, 2), "STATIC", 5, 2, drawn=True),
+    _case("partial-llama-drawn", "llama", (1, 2), "STATIC", 5, 2, drawn=True),
     # Two stages of two tensor-parallel ranks.
     _case("tp2pp2-llama-rra", "llama", (2, 2), "RRA", 4, 2, iterations=5),
     _case("tp2pp2-opt-static", "opt", (2, 2), "STATIC", 7, 3),
     _case("tp2pp2-opt-many-cycles", "opt", (2, 2), "RRA", 2, 4, iterations=1),
-    _case("tp2pp2-llama-preempt", "llama", (2, 2), "RRA", 4, 2, iterations=3, page_size=4, pages=20, preempts=True),
+    _case(
+        "tp2pp2-llama-preempt",
+        "llama",
+        (2, 2),
+        "RRA",
+        4,
+        2,
+        iterations=3,
+        page_size=4,
+        pages=20,
+        preempts=True,
+    ),
     _case("tp2pp2-llama-spoiled", "llama", (2, 2), "RRA", 4, 3, iterations=3, pages=22, spoiled=True),
     _case("tp2pp2-llama-drawn", "llama", (2, 2), "RRA", 4, 3, iterations=4, drawn=True),
 )

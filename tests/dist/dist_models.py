@@ -115,7 +115,9 @@ class Oracle:
     @property
     def answers(self) -> dict[int, list[int]]:
         """Output tokens by request."""
-        return {request.id: tokens for request, (tokens, _) in zip(self.requests, self._answered, strict=True)}
+        return {
+            request.id: tokens for request, (tokens, _) in zip(self.requests, self._answered, strict=True)
+        }
 
     @property
     def margin(self) -> float:
@@ -156,13 +158,16 @@ def spoiled_requests(vocab_size: int) -> tuple[tuple[Request, str], ...]:
         "max_output_tokens=0 must be at least 1": {"token_ids": (5,), "max_output_tokens": 0},
     }
     return tuple(
-        (Request(**{"id": i, "input_tokens": len(fields["token_ids"]), "max_output_tokens": 4, **fields}), said)
+        (
+            Request(**{"id": i, "input_tokens": len(fields["token_ids"]), "max_output_tokens": 4, **fields}),
+            said,
+        )
         for i, (said, fields) in enumerate(asked.items(), start=len(PROMPT_LENS))
     )
 
 
 def choose_eos(model: Any, requests: tuple[Request, ...]) -> frozenset[int]:
-    """Two tokens that end several requests on their way, chosen from what the model would say without ends."""
+    """Two tokens that end several answers on their way: those in most of what the model says without."""
     endless = [replace(r, forced_output_tokens=r.max_output_tokens) for r in requests]
     said = Counter(token for r in endless for token in set(greedy(model, r, frozenset())[0][1:-1]))
     return frozenset(token for token, _ in said.most_common(2))

@@ -31,7 +31,7 @@ class Group:
     error: str | None
 
     def states(self, job: RunJob) -> list[dict[str, Any]]:
-        """What every rank held after a run; AssertionError with the failing rank's traceback if there was none."""
+        """What every rank held after a run; AssertionError with the traceback of a rank that failed."""
         paths = [job.output_dir / STATE_FILE.format(rank=rank) for rank in range(self.world_size)]
         if not all(path.exists() for path in paths):
             raise AssertionError(f"{job.output_dir.name} did not end: {self.error}")
@@ -46,9 +46,9 @@ def run_group(
     The first rank to fail, or the end of `timeout_s`, ends the group.
     """
     # A forked server has imported torch and DeepSpeed once for all ranks; CUDA cannot be forked.
-    context = multiprocessing.get_context("spawn" if on_cuda else "forkserver")
-    if not on_cuda:
-        context.set_forkserver_preload(["exegpt.runner.worker"])
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(["exegpt.runner.worker"])
+    context = multiprocessing.get_context("spawn") if on_cuda else forkserver
     port = free_port()
     processes = [
         context.Process(

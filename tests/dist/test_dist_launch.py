@@ -11,6 +11,7 @@ import psutil
 import pytest
 from dist_cases import Case, make_job
 from dist_models import Oracle
+from dist_ranks import run_group
 
 from exegpt.errors import ConfigError, LaunchError
 from exegpt.report.result_file import read_requests
@@ -104,3 +105,18 @@ def test_a_dead_rank_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyP
             num_threads=1,
             device_type="cpu",
         )
+
+
+def test_a_failing_rank_fails_its_group_with_its_traceback(job: RunJob, tmp_path: Path) -> None:
+    lost = replace(job, weights=str(tmp_path / "nowhere"))
+    group = run_group(2, [lost], tmp_path, timeout_s=60.0)
+    assert group.error is not None
+    assert "exit code 1" in group.error
+    assert "Traceback" in group.error
+    assert "WeightsError" in group.error
+    with pytest.raises(AssertionError, match="run did not end"):
+        group.states(lost)
+
+
+def test_a_group_is_ended_when_its_time_is_up(job: RunJob, tmp_path: Path) -> None:
+    assert run_group(2, [job], tmp_path, timeout_s=0.0).error == "ranks [0, 1] still ran when time was up"

@@ -125,9 +125,7 @@ def decided(job: RunJob) -> list[Step]:
     engine = make_engine(job)
     knobs = job.schedule.knobs
     machine = Recorder(make_policy(job.schedule))
-    pool = Pool(
-        num_micro_batches=knobs.num_micro_batches, num_pages=job.num_pages, page_size=job.page_size
-    )
+    pool = Pool(num_micro_batches=knobs.num_micro_batches, num_pages=job.num_pages, page_size=job.page_size)
     Controller(
         machine,
         pool,
@@ -195,7 +193,7 @@ def test_as_many_are_put_back_as_pages_are_missing() -> None:
     for query_id, input_tokens in enumerate((3, 3, 3, 1)):
         pool.arrive(Query(query_id, input_tokens, 9))
     policy = RRA(encode_batch_size=4, decode_iterations=2)
-    pool.begin(Step(encode=((0, 2), (1, 3)), decode_iterations=1))
+    pool.begin(Step(encode=((0, 1), (2, 3)), decode_iterations=1))
     for query_id in range(4):
         assert pool.receive(query_id, finished=False)
     # 18 less 3 are too many still; less 5 more they fit.
@@ -221,9 +219,7 @@ def test_rows_leave_when_all_end_while_room_is_made(tmp_path: Path) -> None:
         num_together += 1
         # Both rows fill this pool with the token before their last.
         for pages in range(len(prompt) + limit - 1, 2 * (len(prompt) + at) + 2):
-            job = make_job(
-                tmp_path / f"{at}-{pages}", requests, pages=pages, eos_token_ids=frozenset(ends)
-            )
+            job = make_job(tmp_path / f"{at}-{pages}", requests, pages=pages, eos_token_ids=frozenset(ends))
             assert tokens_of(job) == {i: tokens[: at + 1] for i, tokens in said.items()}
     assert num_together > 1
 
@@ -231,7 +227,9 @@ def test_rows_leave_when_all_end_while_room_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pages", [1, 2, 3, 5])
 def test_warming_up_fits_the_smallest_pool(pages: int, tmp_path: Path) -> None:
     outputs = min(pages, 2)
-    request = Request(id=0, input_tokens=1, token_ids=(4,), max_output_tokens=outputs, forced_output_tokens=outputs)
+    request = Request(
+        id=0, input_tokens=1, token_ids=(4,), max_output_tokens=outputs, forced_output_tokens=outputs
+    )
     job = make_job(tmp_path / "job", [request], pages=pages, micro_batches=3)
     engine = make_engine(job)
     warm_up(engine)
@@ -248,7 +246,9 @@ def new_row(query_id: int, tokens: int = 4) -> NewRow:
 
 def test_the_engine_refuses_to_release_and_encode_one_query_at_once(tmp_path: Path) -> None:
     engine = make_engine(make_job(tmp_path / "job", [], micro_batches=4))
-    plan = Plan(cycle=0, release=[], encode=[[new_row(7)], [], [], []], decode_iterations=1, keep_finished=False)
+    plan = Plan(
+        cycle=0, release=[], encode=[[new_row(7)], [], [], []], decode_iterations=1, keep_finished=False
+    )
     engine.execute(plan)
     with pytest.raises(AssertionError, match=r"\[7\] come and go in one plan"):
         engine.execute(replace(plan, release=[7]))

@@ -77,9 +77,7 @@ def test_every_rank_ends_empty(case: Case, outcome: Runs) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_records_tell_how_requests_went(
-    case: Case, oracle: Callable[[str], Oracle], outcome: Runs
-) -> None:
+def test_records_tell_how_requests_went(case: Case, oracle: Callable[[str], Oracle], outcome: Runs) -> None:
     ran = outcome(case)
     eos_token_ids = oracle(case.model).eos_token_ids
     assert set(ran.lines) == {request.id for request in ran.job.requests}
@@ -93,9 +91,7 @@ def test_records_tell_how_requests_went(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_queries_join_and_are_put_back_as_the_case_says(
-    case: Case, outcome: Runs
-) -> None:
+def test_queries_join_and_are_put_back_as_the_case_says(case: Case, outcome: Runs) -> None:
     ran = outcome(case)
     cycles = encoded_queries(ran)
     if case.preempts:
@@ -111,9 +107,7 @@ def test_queries_join_and_are_put_back_as_the_case_says(
 
 
 @pytest.mark.parametrize("case", SPOILED, ids=lambda case: case.name)
-def test_a_bad_request_fails_alone(
-    case: Case, oracle: Callable[[str], Oracle], outcome: Runs
-) -> None:
+def test_a_bad_request_fails_alone(case: Case, oracle: Callable[[str], Oracle], outcome: Runs) -> None:
     ran = outcome(case)
     for request, said in spoiled_requests(oracle(case.model).spec.vocab_size):
         line = ran.lines[request.id]
