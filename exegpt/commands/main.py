@@ -17,6 +17,7 @@ from exegpt.commands.solve import solve
 from exegpt.commands.up import up
 from exegpt.errors import ConfigError
 from exegpt.report.result_file import write_result
+from exegpt.report.tables import WIDTH
 from exegpt.settings import Command, Job
 
 __all__ = ["execute", "is_launched", "own_rank", "rank_argv", "refuse_sweep", "write_failure"]
@@ -34,7 +35,11 @@ _COMMANDS = {
 def execute(job: Job, output_dir: Path, overrides: Sequence[str]) -> None:
     """Run a job's command."""
     # Absolute: the launcher changes the directory of the ranks it starts on other nodes.
-    context = Context(job, output_dir.resolve(), overrides, Console())
+    console = Console()
+    if not console.is_terminal:
+        # rich takes 80 columns for a pipe or a file, which breaks keys and numbers in two.
+        console = Console(width=WIDTH)
+    context = Context(job, output_dir.resolve(), overrides, console)
     if is_launched():
         run_launched(context)
     else:
