@@ -138,6 +138,21 @@ class ModelSpec:
         return attention + mlp + norms + (2 * self.head_dim if self.qk_norm else 0)
 
     @property
+    def replicated_layer_parameters(self) -> int:
+        """Parameters of one layer that every rank of a tensor-parallel group holds whole.
+
+        Norms, and the biases of the two row-parallel products (which the group's first rank adds).
+        """
+        norms = 2 * self.hidden_size * (1 if self.family is ModelFamily.LLAMA else 2)
+        biases = self.hidden_size * (self.attention_output_bias + self.mlp_bias)
+        return norms + biases + (2 * self.head_dim if self.qk_norm else 0)
+
+    @property
+    def final_norm_parameters(self) -> int:
+        """Parameters of the norm in front of the output matrix."""
+        return self.hidden_size * (1 if self.family is ModelFamily.LLAMA else 2)
+
+    @property
     def embedding_parameters(self) -> int:
         """Parameters that the first stage holds beside its layers (tokens, learned positions)."""
         # OPT's position table starts at offset 2 (Hugging Face OPTLearnedPositionalEmbedding).
@@ -147,8 +162,7 @@ class ModelSpec:
     @property
     def head_parameters(self) -> int:
         """Parameters that the last stage computes with beside its layers (final norm, output matrix)."""
-        norm = self.hidden_size * (1 if self.family is ModelFamily.LLAMA else 2)
-        return norm + self.vocab_size * self.hidden_size
+        return self.final_norm_parameters + self.vocab_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,21 +37,25 @@ class MemoryPlan:
 
 
 def stage_weight_bytes(model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype) -> FloatArray:
-    """Weight bytes on one rank of every stage, shape (num_stages,).
+    """Weight bytes on the fullest rank of every stage, shape (num_stages,).
 
-    Layers are split by the stage's degree; the embedding is replicated in the group, the head is
-    split by vocabulary. A tied matrix is held once where first and last stage are one rank.
+    Matrices of a layer are split by the stage's degree; the embedding is replicated in the group, the
+    head is split by vocabulary. A tied matrix is held once where first and last stage are one rank.
     """
     last = len(stages) - 1
+    whole = model.replicated_layer_parameters
     parameters = []
     for index, stage in enumerate(stages):
-        held = stage.num_layers * model.layer_parameters / stage.tp_size
+        split = (model.layer_parameters - whole) // stage.tp_size
+        held = stage.num_layers * (split + whole)
         if index == 0:
             held += model.embedding_parameters
-        if index == last and not (index == 0 and stage.tp_size == 1 and model.tie_word_embeddings):
-            held += model.head_parameters / stage.tp_size
+        if index == last:
+            held += model.final_norm_parameters
+            if not (index == 0 and stage.tp_size == 1 and model.tie_word_embeddings):
+                held += math.ceil(model.vocab_size / stage.tp_size) * model.hidden_size
         parameters.append(held)
-    return np.asarray(parameters) * dtype.num_bytes
+    return np.asarray(parameters, dtype=np.float64) * dtype.num_bytes
 
 
 def kv_page_bytes(model: ModelSpec, stage: Stage, dtype: Dtype, page_size: int) -> int:

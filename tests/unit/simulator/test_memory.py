@@ -52,8 +52,7 @@ def test_weights_are_what_the_runtime_loads(model, tp_size, counts):
             shard.load(reader)
             of_ranks.append(shard.weight_bytes)
         loaded.append(max(of_ranks))
-    # Within what norms, biases and an odd vocabulary make of an even split.
-    assert stage_weight_bytes(model, stages, Dtype.float32) == pytest.approx(loaded, rel=0.03)
+    assert stage_weight_bytes(model, stages, Dtype.float32).tolist() == loaded
 
 
 def test_pages_are_what_the_cache_allocates():
