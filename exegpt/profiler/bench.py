@@ -24,6 +24,9 @@ from exegpt.specs import Dtype
 # Decode iterations per cell that are timed, after one that is not.
 DECODE_REPEATS = 3
 
+# Most queries of a cell.
+MAX_QUERIES = 256
+
 # Weights of the timed layers together exceed the last-level cache by this factor, so that a layer
 # finds its weights as cold as in a whole model.
 CACHE_FACTOR = 3
@@ -108,7 +111,7 @@ class Bench:
             stage_index=0,
             transport=transport,
             num_micro_batches=1,
-            max_rows=num_pages,
+            max_rows=MAX_QUERIES,
             sampling=SamplingSpec(),
             eos_token_ids=frozenset(),
         )

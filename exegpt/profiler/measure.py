@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from exegpt.errors import ExeGPTError
-from exegpt.profiler.bench import Bench, Sample
+from exegpt.profiler.bench import MAX_QUERIES, Bench, Sample
 from exegpt.profiler.grid import Grid, make_grid
 from exegpt.profiler.job import MeasureJob, read_measure_job
 from exegpt.profiler.table import LayerCosts, ProfileTable, write_profile
@@ -27,7 +27,7 @@ from exegpt.runner.transport import DistributedTransport, start_transport
 from exegpt.runner.worker import report_error
 from exegpt.specs import Dtype
 
-DECODE_QUERIES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+DECODE_QUERIES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, MAX_QUERIES)
 ATTENTION_QUERIES = frozenset((1, 8, 32, 64, 128, 256))
 CONTEXT_TOKENS = (256, 1024, 4096, 16384, 65536, 131072)
 ENCODE_QUERIES = (1, 4)

@@ -294,3 +294,10 @@ def test_nothing_private_is_left(ran: Finished, up: Finished) -> None:
         assert {"schedule.yaml", "result.json", "requests.jsonl", "trace.json", "report.html"} <= left
         assert not [name for name in left if name.endswith(".pkl") or name.startswith("error")]
         assert [path.name for path in finished.cwd.iterdir()] == ["outputs"]
+
+
+@pytest.mark.dist
+def test_pages_of_one_token(place: Callable[[], Path], tiny: tuple[str, ...]) -> None:
+    # The page table of a measurement once had a row for every page.
+    done = launch(place(), *tiny, *FIXED, "command=profile", "runner.page_size=1", "profile.budget_s=2")
+    assert done.succeeded().result["profile"]["points"] > 20
