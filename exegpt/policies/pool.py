@@ -57,11 +57,6 @@ class Pool:
         """Active queries."""
         return len(self._rows)
 
-    @property
-    def num_held_pages(self) -> int:
-        """Pages that the active queries hold at least, by the tokens received."""
-        return sum(self._pages(r.query.input_tokens + r.generated) for r in self._rows.values())
-
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
@@ -159,14 +154,6 @@ class Pool:
         """Tokens that the query's next decode iteration attends to, the new one included."""
         row = self._rows[query_id]
         return row.query.input_tokens + row.generated
-
-    def is_active(self, query_id: int) -> bool:
-        """Whether the query holds a row."""
-        return query_id in self._rows
-
-    def is_finished(self, query_id: int) -> bool:
-        """Whether the query has ended but its row is computed on (`Step.keep_finished`)."""
-        return self._rows[query_id].finished
 
     def receive(self, query_id: int, *, finished: bool) -> bool:
         """Count a received token; say whether it belongs to the answer (a finished row's does not)."""
