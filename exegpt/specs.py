@@ -23,7 +23,14 @@ class Policy(Enum):
     """Scheduling policies; the names stand in configs and in schedule files."""
 
     RRA = "RRA"
+    WAA_C = "WAA_C"
+    WAA_M = "WAA_M"
+    WAA = "WAA"
     STATIC = "STATIC"
+    STATIC_HYBRID = "STATIC_HYBRID"
+    ITERATION = "ITERATION"
+    CHUNKED = "CHUNKED"
+    DISAGGREGATED = "DISAGGREGATED"
 
 
 class Dtype(Enum):
