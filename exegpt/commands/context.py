@@ -80,8 +80,11 @@ class Context:
         Raises
         ------
         ConfigError
-            If workload files, or with `weights` the weights, are missing, corrupt or of another model.
+            If workload files, or with `weights` the weights, are missing, corrupt or of another model; with
+            `weights` also if the runtime has no layers of the model's kind.
         """
+        if weights:
+            self.job.model.require_runnable()
         assert self.inputs.requests
         if not weights or self.job.weights == "random":
             return

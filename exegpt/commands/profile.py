@@ -91,8 +91,9 @@ def load_profile(context: Context) -> tuple[ProfileTable, Path]:
 
 
 def measure_job(context: Context, path: Path) -> MeasureJob:
-    """The measurement of this job's model on this job's ranks."""
+    """The measurement of this job's model on this job's ranks; ConfigError if the runtime cannot run it."""
     job = context.job
+    job.model.require_runnable()
     return MeasureJob(
         model=job.model,
         key=profile_key(context),

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,21 @@ LAYER_OPERATORS: Mapping[str, tuple[str, ...]] = {
     "encode_overhead": ("queries",),
     "decode_overhead": ("queries",),
 }
+# What only some profiles have, per degree; see `LayerCosts`.
+OPTIONAL_OPERATORS: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": ("bytes",),
+    "encode_linear": ("tokens",),
+    "cross_attention": ("queries", "context_tokens"),
+}
+
+# Fields of ModelSpec that came after the first profiles were written.
+_LATER_FIELDS = (
+    "is_gated_act",
+    "relative_attention_num_buckets",
+    "num_experts",
+    "num_experts_per_token",
+    "moe_intermediate_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +53,10 @@ class LayerCosts:
     queries and their summed context. `head`: final norm, output matrix and sampling, by queries.
     `embed`: by tokens. `*_overhead`: bookkeeping of a stage per micro-batch. `all_reduce`: one
     sum over the group, by bytes; none at degree 1.
+
+    Encoder-decoder models only: `encode_linear`, by tokens, is `linear` of an encoder layer together with
+    projecting cross K/V for one decoder layer (`linear` then is a decoder layer's, None: one kind of layer
+    serves both phases). `cross_attention`: by queries and their summed input tokens.
     """
 
     linear: Grid
@@ -48,6 +67,8 @@ class LayerCosts:
     encode_overhead: Grid
     decode_overhead: Grid
     all_reduce: Grid | None = None
+    encode_linear: Grid | None = None
+    cross_attention: Grid | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +90,27 @@ class ProfileKey:
 def shape_digest(model: ModelSpec) -> str:
     """Digest of everything about a model that its costs depend on (not its name or weights)."""
     shape = {k: repr(v) for k, v in asdict(model).items() if k != "name"}
+    # Profiles measured before these fields were there stay valid for the models that do not use them.
+    for field in fields(model):
+        if field.name in _LATER_FIELDS and getattr(model, field.name) == field.default:
+            del shape[field.name]
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileTable:
-    """Costs by tensor-parallel degree, and of a message between stages (by bytes)."""
+    """Costs by tensor-parallel degree, and of messages.
+
+    `send`: of a message between stages, by bytes. `host_copy`: of a copy between a GPU and host memory in
+    one direction, by bytes; None where it was not profiled.
+    """
 
     key: ProfileKey
     layers: Mapping[int, LayerCosts]
     send: Grid
     measured_s: float
     notes: tuple[str, ...] = ()
+    host_copy: Grid | None = None
 
     @property
     def dtype(self) -> Dtype:
@@ -94,8 +124,10 @@ class ProfileTable:
     def grids(self) -> dict[str, Grid]:
         """All tables by name, e.g. `tp1.linear`."""
         found: dict[str, Grid] = {"send": self.send}
+        if self.host_copy is not None:
+            found["host_copy"] = self.host_copy
         for tp_size, costs in self.layers.items():
-            for operator in (*LAYER_OPERATORS, "all_reduce"):
+            for operator in (*LAYER_OPERATORS, *OPTIONAL_OPERATORS):
                 grid = getattr(costs, operator)
                 if grid is not None:
                     found[f"tp{tp_size}.{operator}"] = grid
@@ -161,6 +193,9 @@ def _from_dict(data: Any) -> ProfileTable:
         missing = sorted(set(LAYER_OPERATORS) - set(found))
         if missing or (tp_size > 1 and "all_reduce" not in found):
             raise ProfileError(f"tp_size={tp_size} lacks the table {(missing or ['all_reduce'])[0]}")
+        unknown = sorted(set(found) - set(LAYER_OPERATORS) - set(OPTIONAL_OPERATORS))
+        if unknown:
+            raise ProfileError(f"tp_size={tp_size} has an unknown table {unknown[0]}")
         layers[tp_size] = LayerCosts(**found)
     if not layers or "send" not in grids:
         raise ProfileError("no layer costs or no send costs in it")
@@ -170,6 +205,7 @@ def _from_dict(data: Any) -> ProfileTable:
         send=grids["send"],
         measured_s=float(data["measured_s"]),
         notes=tuple(data["notes"]),
+        host_copy=grids.get("host_copy"),
     )
 
 

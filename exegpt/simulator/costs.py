@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from exegpt.errors import ProfileRangeError
+from exegpt.errors import ProfileError, ProfileRangeError
 from exegpt.profiler.grid import FloatArray, Grid
 from exegpt.profiler.table import LayerCosts, ProfileTable
 from exegpt.schedule import Stage
 from exegpt.specs import ModelSpec
+
+# What the last stage hands on per query: the id of the token sampled.
+TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,25 @@ class StageCosts:
     profile : ProfileTable
     model : ModelSpec
     stages : sequence of StageShape
+        Of an encoder-decoder model a stage has as many encoder layers as decoder layers.
+
+    Raises
+    ------
+    ProfileRangeError
+        If the profile lacks a stage's degree.
+    ProfileError
+        If it lacks the tables that an encoder-decoder model needs.
 
     Notes
     -----
-    A stage costs layers x (linear + attention + two all-reduces) + overhead, the first one also the
+    A stage costs layers x (linear + attention + all-reduces) + overhead, the first one also the
     embedding, the last one head and sampling; handing on to the next stage is part of the sender's
-    time. Encode attention of more queries than were profiled is that of several batches one after
-    another, which the runtime could always do.
+    time. A layer has two all-reduces, T5's decoder layer a third one behind its cross attention. Encode
+    attention of more queries than were profiled is that of several batches one after another, which the
+    runtime could always do.
+
+    Encoding an encoder-decoder model yields no token, so its last stage samples none; it hands the
+    encoder's output to the other stages, whose decoder layers project it to cross K/V.
     """
 
     def __init__(self, profile: ProfileTable, model: ModelSpec, stages: Sequence[StageShape]) -> None:
@@ -57,6 +72,12 @@ class StageCosts:
                 raise ProfileRangeError(
                     f"tp_size={stage.tp_size} was not profiled for {model.name}; "
                     f"profiled: {sorted(profile.layers)}. Profile again with more workers."
+                )
+            costs = profile.layers[stage.tp_size]
+            if model.is_encoder_decoder and (costs.encode_linear is None or costs.cross_attention is None):
+                raise ProfileError(
+                    f"the profile of {model.name} lacks encode_linear or cross_attention at tp_size="
+                    f"{stage.tp_size}, which an encoder-decoder model needs; use an analytic profile"
                 )
         self.profile = profile
         self.model = model
@@ -79,39 +100,48 @@ class StageCosts:
         q, n, r = np.broadcast_arrays(
             *(np.asarray(a, dtype=np.float64) for a in (queries, tokens, rms_tokens))
         )
-        return self._stages(q, n, lambda c: _composed(c.encode_attention, q, r), "encode_overhead")
+        return self._stages(q, n, lambda costs: _composed(costs.encode_attention, q, r), _ENCODE)
 
-    def decode_s(self, queries: ArrayLike, context_tokens: ArrayLike) -> FloatArray:
-        """Stage times of one decode iteration; shapes as in `encode_s`."""
-        q, n = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (queries, context_tokens)))
-        return self._stages(q, q, lambda c: c.decode_attention.at_or_inf(q, n), "decode_overhead")
-
-    def _stages(self, queries: FloatArray, tokens: FloatArray, attention, overhead: str) -> FloatArray:  # type: ignore[no-untyped-def]
-        per_degree: dict[int, tuple[FloatArray, FloatArray]] = {}
-        times = []
-        for stage in self.stages:
-            costs = self.profile.layers[stage.tp_size]
-            if stage.tp_size not in per_degree:
-                layer = costs.linear.at_or_inf(tokens) + attention(costs)
-                if costs.all_reduce is not None:
-                    layer = layer + 2 * costs.all_reduce.at_or_inf(tokens * self._row_bytes)
-                per_degree[stage.tp_size] = layer, getattr(costs, overhead).at_or_inf(queries)
-            layer, fixed = per_degree[stage.tp_size]
-            times.append(stage.num_layers * layer + fixed + self._ends(stage, costs, queries, tokens))
-        return np.stack(times, axis=-1)
-
-    def _ends(
-        self, stage: StageShape, costs: LayerCosts, queries: FloatArray, tokens: FloatArray
+    def decode_s(
+        self, queries: ArrayLike, context_tokens: ArrayLike, input_tokens: ArrayLike | None = None
     ) -> FloatArray:
-        time = np.zeros_like(queries)
-        if stage.is_first:
-            time = time + costs.embed.at_or_inf(tokens)
-        if stage.is_last:
-            time = time + costs.head.at_or_inf(queries)
-        if len(self.stages) > 1:
-            sent = queries * 8 if stage.is_last else tokens * self._row_bytes
-            time = time + self.profile.send.at_or_inf(sent)
-        return time
+        """Stage times of one decode iteration.
+
+        Parameters
+        ----------
+        queries, context_tokens : arrays, broadcast to shape (...)
+            Queries, and the tokens they attend to, input and generated ones, summed.
+        input_tokens : array, optional
+            The input tokens among them. Read for encoder-decoder models, which need it: cross attention
+            covers the input, self attention the rest.
+
+        Returns
+        -------
+        float array, shape (..., num_stages)
+            Infinity where the profile does not reach.
+
+        Raises
+        ------
+        ValueError
+            If an encoder-decoder model's input tokens are not given.
+        """
+        if not self.model.is_encoder_decoder:
+            q, n = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (queries, context_tokens)))
+            return self._stages(q, q, lambda costs: costs.decode_attention.at_or_inf(q, n), _DECODE)
+        if input_tokens is None:
+            raise ValueError(
+                f"decode_s of {self.model.name} needs input_tokens, which its decoder attends to"
+            )
+        q, n, crossed = np.broadcast_arrays(
+            *(np.asarray(a, dtype=np.float64) for a in (queries, context_tokens, input_tokens))
+        )
+
+        def attention(costs: LayerCosts) -> FloatArray:
+            assert costs.cross_attention is not None
+            own = costs.decode_attention.at_or_inf(q, n - crossed)
+            return np.asarray(own + costs.cross_attention.at_or_inf(q, crossed))
+
+        return self._stages(q, q, attention, _DECODE)
 
     def encode_one_s(self, queries: int, tokens: int, rms_tokens: float) -> list[float]:
         """Stage times to encode one micro-batch; raises ProfileRangeError outside the profile."""
@@ -120,34 +150,119 @@ class StageCosts:
                 stage,
                 queries,
                 tokens,
-                _composed_one(c.encode_attention, queries, rms_tokens),
-                c.encode_overhead,
+                _composed_one(self.profile.layers[stage.tp_size].encode_attention, queries, rms_tokens),
+                _ENCODE,
             )
-            for stage, c in ((s, self.profile.layers[s.tp_size]) for s in self.stages)
+            for stage in self.stages
         ]
 
-    def decode_one_s(self, queries: int, context_tokens: int) -> list[float]:
-        """Stage times of one decode iteration of one micro-batch; raises outside the profile."""
+    def decode_one_s(self, queries: int, context_tokens: int, input_tokens: int = 0) -> list[float]:
+        """Stage times of one decode iteration of one micro-batch; arguments as of `decode_s`.
+
+        Raises
+        ------
+        ProfileRangeError
+            Outside the profile.
+        ValueError
+            If an encoder-decoder model's queries have no input tokens: every prompt has one.
+        """
+        if self.model.is_encoder_decoder and queries > 0 and input_tokens < 1:
+            raise ValueError(
+                f"decode_one_s of {self.model.name} needs the input tokens of its {queries} queries"
+            )
         return [
             self._one(
-                stage, queries, queries, c.decode_attention.at(queries, context_tokens), c.decode_overhead
+                stage,
+                queries,
+                queries,
+                self._decode_attention_one(stage, queries, context_tokens, input_tokens),
+                _DECODE,
             )
-            for stage, c in ((s, self.profile.layers[s.tp_size]) for s in self.stages)
+            for stage in self.stages
         ]
 
-    def _one(self, stage: StageShape, queries: int, tokens: int, attention_s: float, overhead: Grid) -> float:
+    def _decode_attention_one(
+        self, stage: StageShape, queries: int, context_tokens: int, input_tokens: int
+    ) -> float:
         costs = self.profile.layers[stage.tp_size]
-        layer = costs.linear.at(tokens) + attention_s
+        if not self.model.is_encoder_decoder:
+            return costs.decode_attention.at(queries, context_tokens)
+        assert costs.cross_attention is not None
+        own = costs.decode_attention.at(queries, context_tokens - input_tokens)
+        return own + costs.cross_attention.at(queries, input_tokens)
+
+    def _stages(
+        self,
+        queries: FloatArray,
+        tokens: FloatArray,
+        attention: Callable[[LayerCosts], FloatArray],
+        phase: _Phase,
+    ) -> FloatArray:
+        per_degree: dict[int, tuple[FloatArray, FloatArray]] = {}
+        times = []
+        for stage in self.stages:
+            costs = self.profile.layers[stage.tp_size]
+            if stage.tp_size not in per_degree:
+                layer = phase.linear(costs).at_or_inf(tokens) + attention(costs)
+                if costs.all_reduce is not None:
+                    reduced = costs.all_reduce.at_or_inf(tokens * self._row_bytes)
+                    layer = layer + self._num_all_reduces(phase) * reduced
+                per_degree[stage.tp_size] = layer, phase.overhead(costs).at_or_inf(queries)
+            layer, fixed = per_degree[stage.tp_size]
+            times.append(stage.num_layers * layer + fixed + self._ends(stage, costs, queries, tokens, phase))
+        return np.stack(times, axis=-1)
+
+    def _ends(
+        self, stage: StageShape, costs: LayerCosts, queries: FloatArray, tokens: FloatArray, phase: _Phase
+    ) -> FloatArray:
+        time = np.zeros_like(queries)
+        samples = stage.is_last and self._samples(phase)
+        if stage.is_first:
+            time = time + costs.embed.at_or_inf(tokens)
+        if samples:
+            time = time + costs.head.at_or_inf(queries)
+        if len(self.stages) > 1:
+            sent = queries * TOKEN_BYTES if samples else tokens * self._row_bytes
+            time = time + self.profile.send.at_or_inf(sent)
+        return time
+
+    def _one(self, stage: StageShape, queries: int, tokens: int, attention_s: float, phase: _Phase) -> float:
+        costs = self.profile.layers[stage.tp_size]
+        samples = stage.is_last and self._samples(phase)
+        layer = phase.linear(costs).at(tokens) + attention_s
         if costs.all_reduce is not None:
-            layer += 2 * costs.all_reduce.at(tokens * self._row_bytes)
-        time = stage.num_layers * layer + overhead.at(queries)
+            layer += self._num_all_reduces(phase) * costs.all_reduce.at(tokens * self._row_bytes)
+        time = stage.num_layers * layer + phase.overhead(costs).at(queries)
         if stage.is_first:
             time += costs.embed.at(tokens)
-        if stage.is_last:
+        if samples:
             time += costs.head.at(queries)
         if len(self.stages) > 1:
-            time += self.profile.send.at(queries * 8 if stage.is_last else tokens * self._row_bytes)
+            time += self.profile.send.at(queries * TOKEN_BYTES if samples else tokens * self._row_bytes)
         return time
+
+    def _samples(self, phase: _Phase) -> bool:
+        """Whether the phase ends with tokens."""
+        return phase is _DECODE or not self.model.is_encoder_decoder
+
+    def _num_all_reduces(self, phase: _Phase) -> int:
+        """Sums over the group in one layer: behind attention, feed-forward block and cross attention."""
+        return 3 if phase is _DECODE and self.model.is_encoder_decoder else 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """Which tables a phase reads."""
+
+    linear: Callable[[LayerCosts], Grid]
+    overhead: Callable[[LayerCosts], Grid]
+
+
+_ENCODE = _Phase(
+    linear=lambda costs: costs.linear if costs.encode_linear is None else costs.encode_linear,
+    overhead=lambda costs: costs.encode_overhead,
+)
+_DECODE = _Phase(linear=lambda costs: costs.linear, overhead=lambda costs: costs.decode_overhead)
 
 
 def _composed(grid: Grid, queries: FloatArray, rms_tokens: FloatArray) -> FloatArray:

@@ -37,25 +37,53 @@ class MemoryPlan:
 
 
 def stage_weight_bytes(model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype) -> FloatArray:
-    """Weight bytes on the fullest rank of every stage, shape (num_stages,).
+    """Weight bytes on the fullest rank of every stage of one pipeline, shape (num_stages,).
 
     Matrices of a layer are split by the stage's degree; the embedding is replicated in the group, the
     head is split by vocabulary. A tied matrix is held once where first and last stage are one rank.
+
+    Stages of role encode or decode are one side of a model that both phases do not share. A decoder-only
+    model has the same layers on either side, embedding and head included: encoding yields a token too. An
+    encoder-decoder model has its encoder on one and its decoder on the other; the matrices that project
+    cross K/V lie with the encoder, since encoding computes with them, and a head lies with the decoder only.
     """
     last = len(stages) - 1
-    whole = model.replicated_layer_parameters
     parameters = []
     for index, stage in enumerate(stages):
-        split = (model.layer_parameters - whole) // stage.tp_size
-        held = stage.num_layers * (split + whole)
+        split, whole = _layer_shares(model, stage.role)
+        held = stage.num_layers * (split // stage.tp_size + whole)
+        held += _stack_parameters(model, stage, is_last=index == last)
         if index == 0:
             held += model.embedding_parameters
-        if index == last:
+        if index == last and not (model.is_encoder_decoder and stage.role == "encode"):
             held += model.final_norm_parameters
             if not (index == 0 and stage.tp_size == 1 and model.tie_word_embeddings):
                 held += math.ceil(model.vocab_size / stage.tp_size) * model.hidden_size
         parameters.append(held)
     return np.asarray(parameters, dtype=np.float64) * dtype.num_bytes
+
+
+def _layer_shares(model: ModelSpec, role: str) -> tuple[int, int]:
+    """Parameters of one layer in a stage of `role`: those that a group splits, and those it replicates."""
+    if role == "both" or not model.is_encoder_decoder:
+        whole = model.replicated_layer_parameters
+        return model.layer_parameters - whole, whole
+    cross = model.cross_key_value_parameters
+    if role == "encode":
+        whole = model.replicated_encode_layer_parameters
+        return model.encode_layer_parameters + cross - whole, whole
+    whole = model.replicated_decode_layer_parameters
+    return model.decode_layer_parameters - cross - whole, whole
+
+
+def _stack_parameters(model: ModelSpec, stage: Stage, *, is_last: bool) -> int:
+    """What a T5 stage holds for its stacks: their tables of relative positions, the encoder's last norm."""
+    if not model.is_encoder_decoder:
+        return 0
+    tables = model.relative_position_parameters // stage.tp_size
+    if stage.role == "both":
+        tables *= 2
+    return tables + (model.final_norm_parameters if is_last and stage.role != "decode" else 0)
 
 
 def kv_page_bytes(model: ModelSpec, stage: Stage, dtype: Dtype, page_size: int) -> int:
@@ -69,14 +97,19 @@ def activation_bytes(
     """Peak bytes of intermediate tensors for `tokens` tokens in flight, shape (..., num_stages).
 
     Per token: residual, normed input, attention output and its product (4 hidden), Q, K, V, and the
-    feed-forward block's inner width (twice when gated: gate and up, then their product).
+    feed-forward block's inner width (twice when gated: gate and up, then their product). With experts that
+    of each one a token passes, its row before and after each, and the router's scores. Of T5 also the
+    encoder's output, which every decoder layer projects to cross K/V.
     """
     shape = np.asarray(tokens, dtype=np.float64)[..., None]
+    rows = 5 if model.is_encoder_decoder else 4
     per_token = []
     for stage in stages:
-        inner = model.intermediate_size * (3 if model.is_gated else 2) / stage.tp_size
+        inner = model.mlp_size * (3 if model.is_gated else 2) / stage.tp_size
+        if model.num_experts:
+            inner = model.num_experts_per_token * (inner + 2 * model.hidden_size) + model.num_experts
         qkv = (model.query_size + 2 * model.key_value_size) / stage.tp_size
-        per_token.append((4 * model.hidden_size + inner + qkv) * dtype.num_bytes)
+        per_token.append((rows * model.hidden_size + inner + qkv) * dtype.num_bytes)
     return np.asarray(shape * np.asarray(per_token))
 
 
@@ -104,7 +137,8 @@ def plan_memory(
     # Logits of the rows sampled at once, with their float32 copy.
     logits = np.asarray(decode_queries, dtype=np.float64) * model.vocab_size * (dtype.num_bytes + 4)
     last_only = np.zeros(len(stages))
-    last_only[-1] = 1 / stages[-1].tp_size
+    if not (model.is_encoder_decoder and stages[-1].role == "encode"):
+        last_only[-1] = 1 / stages[-1].tp_size
     return MemoryPlan(
         weights_bytes=np.broadcast_to(stage_weight_bytes(model, stages, dtype), kv.shape),
         kv_bytes=kv,

@@ -109,7 +109,7 @@ OUT_OF_RANGE = [
     ("model.name=null", "model.name is null"),
     ("model.weights=null", "model.weights is null"),
     ("model.weights=", "model.weights is empty"),
-    ("model.family=bert", "model.family=bert: allowed are llama, opt"),
+    ("model.family=bert", "model.family=bert: allowed are llama, opt, gpt2, t5"),
     ("model.rope_theta=0", "model.rope_theta=0.0: must be above 0"),
     ("model.rope_scaling.rope_type=yarn", "rope_type=yarn: allowed are linear, llama3 and null"),
     ("model.rope_scaling.factor=4", "model.rope_scaling is read with its rope_type only"),

@@ -56,7 +56,8 @@ class StageModel:
     Raises
     ------
     ConfigError
-        If the layers lie outside the model, or the model cannot be split over `tp.size` ranks.
+        If the runtime has no such layers, they lie outside the model, or the model cannot be split over
+        `tp.size` ranks.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class StageModel:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
+        model.require_runnable()
         if not 0 <= layers[0] < layers[1] <= model.num_hidden_layers:
             raise ConfigError(
                 f"stages[].layers={list(layers)} of {model.name}: must be [first, last + 1] within "
@@ -245,6 +247,8 @@ class StageModel:
                 return LlamaFamily(self.model, dtype=self.dtype, device=self.device)
             case ModelFamily.OPT:
                 return OptFamily(self.model)
+            case _:
+                raise AssertionError(f"{self.model.family} is refused before")
 
     def _output_weight(self, shards: ShardReader) -> Tensor:
         tied = self.model.tie_word_embeddings

@@ -54,12 +54,20 @@ def tensor_shapes(model: ModelSpec) -> dict[str, Shape]:
     """Every tensor of a model, by its Hugging Face name, with its shape.
 
     Tied matrices stand once: a model with `tie_word_embeddings` has no `lm_head.weight`.
+
+    Raises
+    ------
+    ConfigError
+        If the runtime has no layers of the model's kind.
     """
+    model.require_runnable()
     match model.family:
         case ModelFamily.LLAMA:
             shapes = _llama_shapes(model)
         case ModelFamily.OPT:
             shapes = _opt_shapes(model)
+        case _:
+            raise AssertionError(f"{model.family} is refused before")
     if not model.tie_word_embeddings:
         shapes["lm_head.weight"] = (model.vocab_size, model.hidden_size)
     return shapes

@@ -7,7 +7,7 @@ import pytest
 import synthetic
 
 from exegpt.errors import ProfileError
-from exegpt.profiler.table import check_key, read_profile, write_profile
+from exegpt.profiler.table import check_key, read_profile, shape_digest, write_profile
 
 TABLE = synthetic.tiny_profile(synthetic.tiny_model())
 
@@ -22,6 +22,32 @@ def test_round_trip(tmp_path):
     for name, grid in TABLE.grids().items():
         assert found.grids()[name].values_s == pytest.approx(grid.values_s)
     assert [p.name for p in path.parent.iterdir()] == ["tiny.json"]
+
+
+def test_optional_tables_survive_a_round_trip(tmp_path):
+    linear, attention = TABLE.layers[1].linear, TABLE.layers[1].decode_attention
+    layers = {
+        t: replace(costs, encode_linear=linear, cross_attention=attention)
+        for t, costs in TABLE.layers.items()
+    }
+    write_profile(replace(TABLE, layers=layers, host_copy=TABLE.send), tmp_path / "p.json")
+    found = read_profile(tmp_path / "p.json")
+    assert found.host_copy is not None
+    assert found.host_copy.at(1e6) == TABLE.send.at(1e6)
+    assert found.layers[2].encode_linear.at(100) == linear.at(100)
+    assert found.layers[1].cross_attention.at(2, 300) == attention.at(2, 300)
+    assert {"host_copy", "tp1.encode_linear", "tp2.cross_attention"} <= found.grids().keys()
+    write_profile(TABLE, tmp_path / "old.json")
+    old = read_profile(tmp_path / "old.json")
+    assert old.host_copy is old.layers[1].encode_linear is old.layers[1].cross_attention is None
+
+
+def test_fields_that_came_later_leave_the_shape_of_other_models_alone():
+    # Digest of this model before ModelSpec had experts: profiles in caches are found by it.
+    assert shape_digest(synthetic.tiny_model()) == "63af94fc90cd666f"
+    experts = synthetic.tiny_model(num_experts=4, num_experts_per_token=2, moe_intermediate_size=32)
+    more = replace(experts, num_experts=8)
+    assert len({shape_digest(m) for m in (synthetic.tiny_model(), experts, more)}) == 3
 
 
 def spoil(data, how):
@@ -40,6 +66,8 @@ def spoil(data, how):
             data["key"]["dtype"] = "int4"
         case "key":
             data["key"]["color"] = "red"
+        case "unknown":
+            data["grids"]["tp1.magic"] = data["grids"]["tp1.linear"]
         case "send":
             del data["grids"]["send"]
     return data
@@ -55,6 +83,7 @@ def spoil(data, how):
         ("missing", "tp_size=2 lacks the table all_reduce"),
         ("dtype", "key.dtype='int4'; allowed"),
         ("key", "not a profile"),
+        ("unknown", "tp_size=1 has an unknown table magic"),
         ("send", "no layer costs or no send costs"),
     ],
 )

@@ -423,6 +423,23 @@ def test_unknown_activation_is_refused() -> None:
         stage.load(StateDictWeights(oracle("llama-untied").state_dict()))
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"family": ModelFamily.GPT2}, "family gpt2;"),
+        (
+            {"num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16},
+            "llama with 4 experts;",
+        ),
+    ],
+)
+def test_models_that_can_only_be_planned_are_refused(change: dict[str, Any], kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"planning only, .*{kind}"):
+        StageModel(
+            replace(LLAMA, **change), (0, 3), TensorParallel.single(), dtype=torch.float32, device="cpu"
+        )
+
+
 @pytest.mark.parametrize("layers", [(0, 4), (2, 2), (-1, 2)])
 def test_layers_outside_the_model_are_refused(layers: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match=r"stages\[\]\.layers=.*within 0\.\.3"):

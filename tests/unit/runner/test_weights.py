@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from exegpt.errors import WeightsError
+from exegpt.errors import ConfigError, WeightsError
 from exegpt.hf_config import read_hf_config
 from exegpt.runner.weights import (
     RandomWeights,
@@ -99,6 +99,11 @@ def checkpoint(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
 def test_tensor_names_and_shapes_are_those_of_transformers(model: ModelSpec) -> None:
     tensors = own_tensors(transformers_model(model), model)
     assert tensor_shapes(model) == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def test_models_that_can_only_be_planned_have_no_tensors() -> None:
+    with pytest.raises(ConfigError, match="tiny-opt: planning only"):
+        tensor_shapes(replace(OPT, family=ModelFamily.GPT2))
 
 
 @pytest.mark.parametrize("model", [LLAMA, QWEN3, OPT])
