@@ -17,11 +17,11 @@ class StageEvent:
     rank, stage : int
         First rank of the stage's tensor-parallel group, and the stage's place in the pipeline.
     phase : str
-        `encode` or `decode`.
+        `encode`, `decode`, or `mixed` (decoding rows and prompt chunks in one pass).
     cycle, iteration, micro_batch : int
         Number of the policy's step, decode iteration within it (0 for encoding), micro-batch.
     num_queries, num_tokens : int
-        Rows of the micro-batch; prompt tokens encoded, or summed context tokens read by decoding.
+        Rows of the micro-batch; prompt tokens encoded, or summed context tokens read by decoding, or both.
     start_s, end_s : float
         When the stage computed; waiting for input is not in it.
     """

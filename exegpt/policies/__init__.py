@@ -1,16 +1,36 @@
 """Scheduling policies: pure state machines that decide what comes next."""
 
-from exegpt.policies.base import PolicyMachine
+from exegpt.errors import ConfigError
+from exegpt.policies.base import PolicyMachine, TurnMachine
+from exegpt.policies.chunked import Chunked
+from exegpt.policies.iteration import Iteration
 from exegpt.policies.rra import RRA
 from exegpt.policies.static import Static
-from exegpt.schedule import Schedule
+from exegpt.policies.static_hybrid import StaticHybrid
+from exegpt.schedule import Knobs, Schedule
 from exegpt.specs import Policy
 
 
-def make_policy(schedule: Schedule) -> PolicyMachine:
+def make_policy(schedule: Schedule) -> PolicyMachine | TurnMachine:
     """The policy that a schedule names, with its knobs."""
+    knobs = schedule.knobs
     match schedule.policy:
         case Policy.RRA:
-            return RRA(schedule.knobs.encode_batch_size, schedule.knobs.decode_iterations)
+            return RRA(knobs.encode_batch_size, knobs.decode_iterations)
         case Policy.STATIC:
-            return Static(schedule.knobs.encode_batch_size)
+            return Static(knobs.encode_batch_size)
+        case Policy.STATIC_HYBRID:
+            return StaticHybrid(knobs.encode_batch_size, _needed(knobs, "encode_micro_batches"))
+        case Policy.ITERATION:
+            return Iteration(knobs.decode_batch_size)
+        case Policy.CHUNKED:
+            return Chunked(knobs.decode_batch_size, _needed(knobs, "token_budget"))
+        case policy:
+            raise ConfigError(f"schedule: policy={policy.value} has no machine; solve for another policy")
+
+
+def _needed(knobs: Knobs, name: str) -> int:
+    value = getattr(knobs, name, None)
+    if value is None:
+        raise ConfigError(f"schedule: knobs.{name} is missing, which the policy needs; solve again")
+    return int(value)

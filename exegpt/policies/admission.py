@@ -23,13 +23,13 @@ def admit(view: View, batch_size: int, decode_iterations: int) -> Admission:
     If the active queries alone would run out, fewer iterations are run; if not even one fits, those
     that were encoded last are put back (they have the least to lose) until one does.
     """
-    count = view.admissible(decode_iterations)
+    count = view.admissible(decode_iterations, batch_size)
     if count >= 0:
-        return Admission(min(batch_size, count, len(view.waiting)), decode_iterations)
+        return Admission(min(batch_size, count), decode_iterations)
     low, high = 0, decode_iterations  # pages last through `low` iterations (0: unknown), not through `high`
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if view.admissible(middle) >= 0 else (low, middle)
+        low, high = (middle, high) if view.admissible(middle, 0) >= 0 else (low, middle)
     if low == 0:
         return Admission(0, 1, view.surplus(1))
     return Admission(0, low)

@@ -21,6 +21,7 @@ class _Row:
     order: int
     generated: int = 0
     finished: bool = False
+    left_to_encode: int = 0
 
 
 class Pool:
@@ -57,6 +58,15 @@ class Pool:
         """Active queries."""
         return len(self._rows)
 
+    def partly_encoded(self, micro_batch: int) -> list[tuple[int, int]]:
+        """See `View.partly_encoded`."""
+        rows = (self._rows[i] for i in self.members[micro_batch])
+        return [(row.query.id, row.left_to_encode) for row in rows if row.left_to_encode]
+
+    def decoding(self, micro_batch: int) -> list[int]:
+        """Ids of the active queries whose prompts are encoded."""
+        return [i for i in self.members[micro_batch] if not self._rows[i].left_to_encode]
+
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
@@ -82,14 +92,14 @@ class Pool:
             )
         self._waiting.append(query)
 
-    def admissible(self, decode_iterations: int) -> int:
+    def admissible(self, decode_iterations: int, most: int | None = None) -> int:
         """See `View.admissible`."""
         rows = self._rows.values()
         free = self.num_pages - sum(self._pages_after(r.query, r.generated, decode_iterations) for r in rows)
         if free < 0:
             return -1
         count = 0
-        for query in self._waiting:
+        for query in islice(self._waiting, most):
             free -= self._pages_after(query, 0, decode_iterations)
             if free < 0:
                 break
@@ -118,8 +128,10 @@ class Pool:
         return tuple(put_back)
 
     def begin(self, step: Step) -> None:
-        """Carry out a step's admissions: preempted queries go to the queue's head, encoded ones "
-        "become active."""
+        """Carry out a step's admissions.
+
+        Preempted queries go to the queue's head, encoded ones become active; chunks count as encoded.
+        """
         self._keep_finished = step.keep_finished
         for query_id in step.preempt:
             row = self._leave(query_id)
@@ -131,6 +143,12 @@ class Pool:
                 max_output_tokens=query.max_output_tokens - row.generated,
             )
             self._waiting.appendleft(again)
+        self._admit(step)
+        for query_id, tokens in step.chunks or ():
+            self._rows[query_id].left_to_encode -= tokens
+            assert self._rows[query_id].left_to_encode >= 0
+
+    def _admit(self, step: Step) -> None:
         chosen = {query_id: index for index, ids in enumerate(step.encode) for query_id in ids}
         if not chosen:
             return
@@ -141,7 +159,8 @@ class Pool:
             self._waiting.popleft()
         for index, ids in enumerate(step.encode):
             for query_id in ids:
-                self._rows[query_id] = _Row(found[query_id], index, self._num_encoded)
+                left = 0 if step.chunks is None else found[query_id].input_tokens
+                self._rows[query_id] = _Row(found[query_id], index, self._num_encoded, left_to_encode=left)
                 self._num_encoded += 1
                 self.members[index].append(query_id)
 

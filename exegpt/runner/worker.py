@@ -14,7 +14,9 @@ import torch
 from exegpt.errors import ExeGPTError, ScheduleError
 from exegpt.events import StageEvent
 from exegpt.policies import make_policy
+from exegpt.policies.base import PolicyMachine, TurnMachine
 from exegpt.policies.pool import Pool
+from exegpt.policies.static_hybrid import StaticHybrid
 from exegpt.report.result_file import write_result
 from exegpt.runner.controller import STOP, Controller
 from exegpt.runner.engine import NewRow, Plan, StageEngine
@@ -27,6 +29,7 @@ from exegpt.runner.tokenizer import load_tokenizer
 from exegpt.runner.transport import DistributedTransport, Transport, start_transport
 from exegpt.runner.weights import check_weights, open_weights, resolve_weights
 from exegpt.runner.worker_files import ERROR_FILE, MEASURED_FILE, REQUESTS_FILE
+from exegpt.schedule import Schedule
 from exegpt.specs import Dtype
 
 logger = logging.getLogger(__name__)
@@ -110,6 +113,16 @@ def follow(engine: StageEngine, transport: Transport) -> None:
         engine.execute(Plan.from_message(message))
 
 
+def _machine(schedule: Schedule) -> PolicyMachine:
+    machine = make_policy(schedule)
+    if isinstance(machine, TurnMachine | StaticHybrid):
+        raise ScheduleError(
+            f"schedule: policy={schedule.policy.value} is planned and replayed, but workers do not "
+            "execute it yet; run RRA or STATIC, or use command=simulate"
+        )
+    return machine
+
+
 def serve(
     job: RunJob,
     engine: StageEngine,
@@ -128,7 +141,7 @@ def serve(
             page_size=job.page_size,
         )
         controller = Controller(
-            make_policy(job.schedule),
+            _machine(job.schedule),
             pool,
             engine,
             transport,

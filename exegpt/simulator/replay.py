@@ -2,7 +2,8 @@
 
 Follows the runtime job by job. Stage j takes a micro-batch when it is free and the micro-batch has
 left stage j - 1; stage 0 starts a micro-batch's next iteration when its tokens have come back from
-the last stage; the next step is decided when stage 0 has issued the last job of the one before.
+the last stage; the next step is decided when stage 0 has issued the last job of the one before. Where
+micro-batches take turns, a micro-batch's step is decided when its tokens have come back.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 
 from exegpt.errors import CapacityError
 from exegpt.events import RequestRecord, StageEvent
-from exegpt.policies.base import PolicyMachine, Query, Step
+from exegpt.policies.base import PolicyMachine, Query, Step, TurnMachine
 from exegpt.policies.pool import Pool
 from exegpt.simulator.costs import StageCosts
+from exegpt.simulator.mixed import mixed_one_s
 from exegpt.workload.requests import Request
 
 
@@ -50,7 +52,7 @@ class _Clock:
 
 class _Replay:
     def __init__(
-        self, machine: PolicyMachine, costs: StageCosts, pool: Pool, requests: Sequence[Request]
+        self, machine: PolicyMachine | TurnMachine, costs: StageCosts, pool: Pool, requests: Sequence[Request]
     ) -> None:
         self.machine = machine
         self.pool = pool
@@ -90,21 +92,19 @@ class _Replay:
             if record.output_tokens >= length:
                 record.finish_reason = "length"
 
-    def decide(self) -> Step | None:
-        step = self.machine.next_step(self.pool)
+    def decide(self, next_step: Callable[[Pool], Step | None]) -> Step | None:
+        step = next_step(self.pool)
         if step is not None and step.preempt and any(self.outstanding):
             # Nobody is put back on stale news: the tokens still under way may free the pages.
             self.clock.free_s[0] = max(
                 [self.clock.free_s[0], *(self.receive(k) for k in range(len(self.outstanding)))]
             )
-            step = self.machine.next_step(self.pool)
+            step = next_step(self.pool)
         return step
 
     def encode(self, step: Step) -> None:
         start = self.clock.free_s[0]
-        for micro_batch, ids in enumerate(step.encode):
-            if not ids:
-                continue
+        for micro_batch, ids in step.encode_parts():
             lengths = [self.pool.context_tokens(i) for i in ids]
             tokens = sum(lengths)
             rms = math.sqrt(sum(n * n for n in lengths) / len(lengths))
@@ -123,34 +123,90 @@ class _Replay:
                 ready = self.receive(micro_batch)
                 # Stage 0 waits for the tokens even if they are the micro-batch's last ones.
                 self.clock.free_s[0] = max(self.clock.free_s[0], ready)
-                ids = self.pool.members[micro_batch]
-                if not ids:
-                    continue
-                tokens = sum(map(self.pool.context_tokens, ids))
-                times = self.clock.costs.decode_one_s(len(ids), tokens)
-                end = self.clock.run(times, ready, "decode", (iteration, micro_batch, len(ids), tokens))
-                self.outstanding[micro_batch].append((end, list(ids)))
+                self.decode_rows(micro_batch, self.pool.members[micro_batch], ready, iteration)
 
-    def run(self, report: Callable[[int], None] | None) -> ReplayResult:
+    def decode_rows(self, micro_batch: int, ids: Sequence[int], ready: float, iteration: int) -> None:
+        if not ids:
+            return
+        tokens = sum(map(self.pool.context_tokens, ids))
+        times = self.clock.costs.decode_one_s(len(ids), tokens)
+        end = self.clock.run(times, ready, "decode", (iteration, micro_batch, len(ids), tokens))
+        self.outstanding[micro_batch].append((end, list(ids)))
+
+    def mixed(self, micro_batch: int, step: Step, rows: Sequence[int]) -> None:
+        """Decoding rows and prompt chunks in one pass; whole prompts yield their first token."""
+        left = dict(self.pool.partly_encoded(micro_batch))
+        chunks = []
+        for query_id, tokens in step.chunks or ():
+            end = self.pool.context_tokens(query_id) - left.get(query_id, 0)
+            chunks.append((end - tokens, end))
+            if self.records[query_id].encode_start_s is None:
+                self.records[query_id].encode_start_s = self.clock.free_s[0]
+        if not (rows or chunks):
+            return
+        context = sum(map(self.pool.context_tokens, rows))
+        times = mixed_one_s(self.clock.costs, len(rows), context, chunks)
+        tokens = context + sum(n for _, n in step.chunks or ())
+        at = (1, micro_batch, len(rows) + len(chunks), tokens)
+        end_s = self.clock.run(times, 0.0, "mixed" if chunks else "decode", at)
+        whole = [i for i, _ in step.chunks or () if i not in left]
+        self.outstanding[micro_batch].append((end_s, [*rows, *whole]))
+
+    def turn(self, machine: TurnMachine, micro_batch: int) -> bool:
+        """A micro-batch's turn; whether it had anything to do."""
+        self.clock.free_s[0] = max(self.clock.free_s[0], self.receive(micro_batch))
+        self.arrivals()
+        step = self.decide(lambda view: machine.next_turn(view, micro_batch))
+        if step is None:
+            return False
+        rows = [i for i in self.pool.decoding(micro_batch) if i not in step.preempt]
+        self.pool.begin(step)
+        if step.chunks is None:
+            self.encode(step)
+            self.decode_rows(micro_batch, rows, 0.0, 1)
+        else:
+            self.mixed(micro_batch, step, rows)
+        return True
+
+    def run_turns(self, machine: TurnMachine, report: Callable[[int], None] | None) -> None:
+        while True:
+            busy = [self.turn(machine, k) for k in range(len(self.pool.members))]
+            if not any(busy):
+                if not self.arriving:
+                    return
+                self.clock.free_s[0] = max(self.clock.free_s[0], self.arriving[-1].arrival_s)
+            self.clock.cycle += 1
+            self.report(report)
+
+    def run_steps(self, machine: PolicyMachine, report: Callable[[int], None] | None) -> None:
         while True:
             self.arrivals()
-            step = self.decide()
+            step = self.decide(machine.next_step)
             if step is None:
                 if not self.arriving:
-                    break
+                    return
                 self.clock.free_s[0] = max(self.clock.free_s[0], self.arriving[-1].arrival_s)
                 continue
             self.pool.begin(step)
             self.encode(step)
             self.decode(step)
             self.clock.cycle += 1
-            if report is not None:
-                report(len(self.records) - len(self.arriving) - self.pool.num_active - len(self.pool.waiting))
+            self.report(report)
+
+    def report(self, report: Callable[[int], None] | None) -> None:
+        if report is not None:
+            report(len(self.records) - len(self.arriving) - self.pool.num_active - len(self.pool.waiting))
+
+    def run(self, report: Callable[[int], None] | None) -> ReplayResult:
+        if isinstance(self.machine, TurnMachine):
+            self.run_turns(self.machine, report)
+        else:
+            self.run_steps(self.machine, report)
         return ReplayResult([self.records[i] for i in sorted(self.records)], self.clock.events)
 
 
 def replay(
-    machine: PolicyMachine,
+    machine: PolicyMachine | TurnMachine,
     costs: StageCosts,
     requests: Sequence[Request],
     *,
@@ -163,7 +219,7 @@ def replay(
 
     Parameters
     ----------
-    machine : PolicyMachine
+    machine : PolicyMachine or TurnMachine
     costs : StageCosts
     requests : sequence of Request
         Each with `forced_output_tokens`, or running to `max_output_tokens`.
