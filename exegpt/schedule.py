@@ -26,6 +26,24 @@ class Knobs:
     The paper's symbols: `encode_batch_size` B_E, `decode_batch_size` B_D (pool at the start of a
     decode phase), `decode_iterations` N_D, `num_micro_batches` the number of B_m, `tp_size` and
     `num_tp_gpus` together T_P. For STATIC the batch is `encode_batch_size`.
+
+    Where encoding and decoding have GPUs of their own (WAA, DISAGGREGATED), `tp_size` and
+    `num_tp_gpus` are the encode pipeline's, `num_micro_batches` the decode pipeline's, and
+    `decode_batch_size` is the most queries that a decode pipeline takes, those on their way to it
+    included. Knobs that a policy does not have are None, and left out of files.
+
+    Attributes
+    ----------
+    encode_gpus : int, optional
+        GPUs that only encode, of all instances.
+    decode_tp_size, num_decode_tp_gpus : int, optional
+        T_P of the decode pipeline.
+    num_encode_instances, num_decode_instances : int, optional
+        DISAGGREGATED: pipelines of either kind.
+    token_budget : int, optional
+        CHUNKED: tokens of an iteration.
+    encode_micro_batches : int, optional
+        STATIC_HYBRID: micro-batches of the encode phase.
     """
 
     encode_batch_size: int
@@ -34,6 +52,17 @@ class Knobs:
     num_micro_batches: int
     tp_size: int
     num_tp_gpus: int
+    encode_gpus: int | None = None
+    decode_tp_size: int | None = None
+    num_decode_tp_gpus: int | None = None
+    num_encode_instances: int | None = None
+    num_decode_instances: int | None = None
+    token_budget: int | None = None
+    encode_micro_batches: int | None = None
+
+
+# Policies whose encoding and decoding have GPUs of their own.
+SIDED_POLICIES = (Policy.WAA, Policy.WAA_C, Policy.WAA_M, Policy.DISAGGREGATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +86,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A concrete plan: policy, knobs and stages, with what the solver predicted for it."""
+    """A concrete plan: policy, knobs and stages, with what the solver predicted for it.
+
+    `stages` are those of one replica; where encoding and decoding have GPUs of their own, those of
+    one encode pipeline and then those of one decode pipeline.
+    """
 
     model: str
     policy: Policy
@@ -69,8 +102,16 @@ class Schedule:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that the schedule occupies."""
-        return sum(stage.tp_size for stage in self.stages)
+        """Ranks that a replica occupies."""
+        counts = {
+            "encode": self.knobs.num_encode_instances or 1,
+            "decode": self.knobs.num_decode_instances or 1,
+        }
+        return sum(counts.get(stage.role, 1) * stage.tp_size for stage in self.stages)
+
+    def stages_of(self, role: str) -> tuple[Stage, ...]:
+        """Stages of the pipeline that has a role."""
+        return tuple(stage for stage in self.stages if stage.role == role)
 
     def check(self, model: ModelSpec, *, num_ranks: int, source: str = "schedule") -> None:
         """Raise ScheduleError unless the schedule fits the model and the number of ranks."""
@@ -88,8 +129,15 @@ class Schedule:
             raise ScheduleError(
                 f"{source}: stages[].ranks are {ranks}, expected 0..{len(ranks) - 1} in order"
             )
+        for role in ("encode", "decode") if self.policy in SIDED_POLICIES else ("both",):
+            self._check_layers(role, model, num_ranks, source)
+
+    def _check_layers(self, role: str, model: ModelSpec, num_ranks: int, source: str) -> None:
+        """A pipeline holds all layers in order, at degrees that the model's heads allow."""
         at = 0
         for index, stage in enumerate(self.stages):
+            if stage.role != role:
+                continue
             if stage.layers[0] != at or stage.num_layers < 1:
                 raise ScheduleError(
                     f"{source}: stages[{index}].layers={list(stage.layers)} must start at {at} and "
@@ -103,8 +151,9 @@ class Schedule:
                     f"allowed: {list(model.tp_sizes(num_ranks))}"
                 )
         if at != model.num_hidden_layers:
+            of_role = "" if role == "both" else f" of role {role}"
             raise ScheduleError(
-                f"{source}: stages hold {at} layers, {model.name} has {model.num_hidden_layers}"
+                f"{source}: stages{of_role} hold {at} layers, {model.name} has {model.num_hidden_layers}"
             )
 
 
@@ -115,7 +164,7 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
         "model": schedule.model,
         "policy": schedule.policy.value,
         "num_replicas": schedule.num_replicas,
-        "knobs": asdict(schedule.knobs),
+        "knobs": {name: value for name, value in asdict(schedule.knobs).items() if value is not None},
         "stages": [
             {"role": s.role, "ranks": list(s.ranks), "layers": list(s.layers)} for s in schedule.stages
         ],
@@ -175,7 +224,7 @@ def from_dict(data: Any, *, source: str) -> Schedule:
         policy=policy,
         num_replicas=num_replicas,
         knobs=_knobs(data.get("knobs"), source),
-        stages=tuple(_stage(stage, index, source) for index, stage in enumerate(stages)),
+        stages=_stages(stages, policy, source),
         lengths=data.get("lengths") or {},
         predicted=data.get("predicted") or {},
     )
@@ -188,7 +237,9 @@ def _knobs(data: Any, source: str) -> Knobs:
     unknown = sorted(set(data) - set(names))
     if unknown:
         raise ScheduleError(f"{source}: unknown key knobs.{unknown[0]}; known: {list(names)}")
-    return Knobs(**{name: _positive(data, name, source, prefix="knobs.") for name in names})
+    # Knobs of some policies default to None; the others must be there.
+    fields = [name for name, f in Knobs.__dataclass_fields__.items() if name in data or f.default is not None]
+    return Knobs(**{name: _positive(data, name, source, prefix="knobs.") for name in fields})
 
 
 def _positive(data: Mapping[str, Any], key: str, source: str, prefix: str = "") -> int:
@@ -198,12 +249,21 @@ def _positive(data: Mapping[str, Any], key: str, source: str, prefix: str = "") 
     return value
 
 
-def _stage(data: Any, index: int, source: str) -> Stage:
+def _stages(data: list[Any], policy: Policy, source: str) -> tuple[Stage, ...]:
+    roles = ("encode", "decode") if policy in SIDED_POLICIES else ("both",)
+    stages = tuple(_stage(stage, index, roles, policy, source) for index, stage in enumerate(data))
+    order = [roles.index(stage.role) for stage in stages]
+    if order != sorted(order):
+        raise ScheduleError(f"{source}: stages of role encode must stand before those of role decode")
+    return stages
+
+
+def _stage(data: Any, index: int, roles: tuple[str, ...], policy: Policy, source: str) -> Stage:
     where = f"{source}: stages[{index}]"
     if not isinstance(data, dict) or set(data) != {"role", "ranks", "layers"}:
         raise ScheduleError(f"{where} must have exactly the keys role, ranks and layers")
-    if data["role"] != "both":
-        raise ScheduleError(f"{where}.role={data['role']!r}; RRA and STATIC use 'both'")
+    if data["role"] not in roles:
+        raise ScheduleError(f"{where}.role={data['role']!r}; allowed for {policy.value}: {list(roles)}")
     for key in ("ranks", "layers"):
         values = data[key]
         if not isinstance(values, list) or not values or not all(type(v) is int and v >= 0 for v in values):

@@ -11,16 +11,19 @@ from exegpt.commands.context import REPORT_FILE, TRACE_FILE, Context
 from exegpt.commands.inputs import predicted_requests
 from exegpt.commands.profile import load_profile
 from exegpt.policies import make_policy
+from exegpt.policies.waa import make_sides
 from exegpt.profiler.table import ProfileTable
 from exegpt.report.html import write_report
 from exegpt.report.result_file import summarise_run
 from exegpt.report.tables import simulate_table
 from exegpt.report.timeline import write_trace
-from exegpt.schedule import Schedule, read_schedule
+from exegpt.schedule import SIDED_POLICIES, Schedule, read_schedule
 from exegpt.simulator.costs import StageCosts, stage_shapes
 from exegpt.simulator.memory import num_kv_pages
 from exegpt.simulator.replay import ReplayResult, replay
+from exegpt.simulator.replay_sides import replay_sides
 from exegpt.simulator.steady import Choice, SteadyState, estimate_one
+from exegpt.simulator.transfer import make_transfer
 from exegpt.workload.requests import Request
 
 
@@ -62,6 +65,8 @@ def replay_requests(
     context: Context, schedule: Schedule, table: ProfileTable, requests: Sequence[Request]
 ) -> ReplayResult:
     """Replay requests of known output lengths under a schedule."""
+    if schedule.policy in SIDED_POLICIES:
+        return _replay_sides(context, schedule, table, requests)
     return replay(
         make_policy(schedule),
         StageCosts(table, context.job.model, stage_shapes(schedule.stages)),
@@ -69,6 +74,34 @@ def replay_requests(
         num_micro_batches=schedule.knobs.num_micro_batches,
         num_pages=kv_pages(context, schedule, requests),
         page_size=context.job.runner.page_size,
+    )
+
+
+def _replay_sides(
+    context: Context, schedule: Schedule, table: ProfileTable, requests: Sequence[Request]
+) -> ReplayResult:
+    model, knobs, page_size = context.job.model, schedule.knobs, context.job.runner.page_size
+    encode, decode = schedule.stages_of("encode"), schedule.stages_of("decode")
+    room = num_kv_pages(
+        model,
+        decode,
+        context.dtype,
+        memory_bytes=context.cluster.memory_bytes,
+        page_size=page_size,
+        encode_tokens=0.0,
+        decode_queries=knobs.decode_batch_size / knobs.num_micro_batches,
+    )
+    return replay_sides(
+        make_sides(schedule, context.inputs.lengths.mean_input),
+        StageCosts(table, model, stage_shapes(encode)),
+        StageCosts(table, model, stage_shapes(decode)),
+        make_transfer(table, model, schedule.policy, encode, decode),
+        requests,
+        num_micro_batches=knobs.num_micro_batches,
+        num_pages=room,
+        page_size=page_size,
+        num_encode_instances=knobs.num_encode_instances or 1,
+        num_decode_instances=knobs.num_decode_instances or 1,
     )
 
 

@@ -56,6 +56,53 @@ def test_round_trip(tmp_path: Path) -> None:
     assert yaml.safe_load(path.read_text())["version"] == 1
 
 
+SIDES = dataclasses.replace(
+    SCHEDULE,
+    policy=Policy.WAA,
+    knobs=dataclasses.replace(SCHEDULE.knobs, encode_gpus=2, decode_tp_size=1, num_decode_tp_gpus=1),
+    stages=(
+        Stage(role="encode", ranks=(0, 1), layers=(0, 6)),
+        Stage(role="decode", ranks=(2,), layers=(0, 2)),
+        Stage(role="decode", ranks=(3,), layers=(2, 6)),
+    ),
+)
+
+
+def test_round_trip_of_two_sides(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.yaml"
+    write_schedule(SIDES, path)
+    assert read_schedule(path) == SIDES
+    # Knobs that the policy does not have are left out.
+    assert "token_budget" not in path.read_text()
+    SIDES.check(MODEL, num_ranks=4)
+    assert [s.ranks for s in SIDES.stages_of("decode")] == [(2,), (3,)]
+
+
+def test_ranks_of_all_instances_are_counted() -> None:
+    knobs = dataclasses.replace(SIDES.knobs, num_encode_instances=3, num_decode_instances=2)
+    schedule = dataclasses.replace(SIDES, policy=Policy.DISAGGREGATED, knobs=knobs)
+    assert schedule.num_ranks == 3 * 2 + 2 * 2
+
+
+def test_each_side_holds_all_layers() -> None:
+    short = dataclasses.replace(SIDES, stages=SIDES.stages[:2])
+    with pytest.raises(ScheduleError, match="stages of role decode hold 2 layers, tiny has 6"):
+        short.check(MODEL, num_ranks=4)
+    gap = (*SIDES.stages[:2], Stage(role="decode", ranks=(3,), layers=(3, 6)))
+    with pytest.raises(ScheduleError, match=r"stages\[2\].layers=\[3, 6\] must start at 2"):
+        dataclasses.replace(SIDES, stages=gap).check(MODEL, num_ranks=4)
+
+
+def test_sides_have_roles_of_their_own_in_order() -> None:
+    data = to_dict(SIDES)
+    data["stages"].reverse()
+    with pytest.raises(ScheduleError, match="role encode must stand before those of role decode"):
+        from_dict(data, source="s.yaml")
+    data["stages"][0]["role"] = "both"
+    with pytest.raises(ScheduleError, match=r"role='both'; allowed for WAA: \['encode', 'decode'\]"):
+        from_dict(data, source="s.yaml")
+
+
 def test_derived_sizes() -> None:
     assert SCHEDULE.num_ranks == 3
     assert [stage.tp_size for stage in SCHEDULE.stages] == [2, 1]
@@ -100,7 +147,7 @@ FAULTS = [
     (set_at("polcy")("RRA"), "unknown key 'polcy'; known: .*'policy'"),
     (set_at("version")(2), "version=2, this release reads version 1"),
     (without("version"), "version=None"),
-    (set_at("policy")("ORCA"), r"policy='ORCA'; allowed: \['RRA', 'STATIC'\]"),
+    (set_at("policy")("ORCA"), r"policy='ORCA'; allowed: \['RRA', 'WAA_C', .*'DISAGGREGATED'\]"),
     (set_at("policy")(["RRA"]), r"policy=\['RRA'\]; allowed"),
     (set_at("model")(7), "model=7 must be a name"),
     (without("model"), "model=None must be a name"),
@@ -118,7 +165,9 @@ FAULTS = [
     (set_at("stages", 1)("both"), r"stages\[1\] must have exactly the keys role, ranks and layers"),
     (without("stages", 0, "ranks"), r"stages\[0\] must have exactly the keys"),
     (set_at("stages", 0, "tp")(2), r"stages\[0\] must have exactly the keys"),
-    (set_at("stages", 0, "role")("encode"), r"stages\[0\].role='encode'; RRA and STATIC use 'both'"),
+    (set_at("stages", 0, "role")("encode"), r"stages\[0\].role='encode'; allowed for RRA: \['both'\]"),
+    (set_at("knobs", "encode_gpus")(0), "knobs.encode_gpus=0 must be an integer of at least 1"),
+    (set_at("knobs", "token_budget")("many"), "knobs.token_budget='many' must be an integer"),
     (set_at("stages", 0, "ranks")([]), r"stages\[0\].ranks=\[\] must be a list of integers"),
     (set_at("stages", 0, "ranks")([0, -1]), r"stages\[0\].ranks=\[0, -1\] must be a list of integers"),
     (set_at("stages", 0, "ranks")([True]), r"stages\[0\].ranks=\[True\] must be a list of integers"),
