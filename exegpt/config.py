@@ -199,6 +199,8 @@ def _cluster(values: schemas.ClusterSchema) -> ClusterSettings:
         gpus_per_node=values.gpus_per_node,
         memory_bytes=memory_bytes,
         device=values.device,
+        gpu=_text("cluster.gpu", values.gpu),
+        price_per_gpu_hour=values.price_per_gpu_hour,
     )
 
 
@@ -266,7 +268,10 @@ def _profile(values: schemas.ProfileSchema, environ: Mapping[str, str]) -> Profi
     if cache_dir is None:
         cache_dir = Path(environ.get(CACHE_VARIABLE) or "~/.cache/exegpt").expanduser()
     return ProfileSettings(
+        source=values.source,
         path=_path("profile.path", values.path),
+        network=_path("profile.network", values.network),
+        same_shape=values.same_shape,
         budget_s=values.budget_s,
         cache_dir=cache_dir,
         refresh=values.refresh,

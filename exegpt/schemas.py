@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from exegpt.settings import Arrival, Command, RunDtype, SolverName, WorkloadKind
+from exegpt.settings import Arrival, Command, ProfileSource, RunDtype, SolverName, WorkloadKind
 from exegpt.specs import Counting
 
 # OmegaConf's mark of a mandatory value; written out so that this file needs no import of it.
@@ -71,6 +71,8 @@ class ClusterSchema:
     gpus_per_node: int | None = None
     memory_gib: float | None = None
     device: str | None = None
+    gpu: str | None = None
+    price_per_gpu_hour: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -129,7 +131,10 @@ class SolverSchema:
 class ProfileSchema:
     """Group `profile`: where costs come from."""
 
+    source: ProfileSource = ProfileSource.auto
     path: str | None = None
+    network: str | None = None
+    same_shape: bool = False
     budget_s: float = 60.0
     cache_dir: str | None = None
     refresh: bool = False

@@ -60,15 +60,48 @@ class RunDtype(Enum):
     float16 = "float16"
 
 
+class ProfileSource(Enum):
+    """Where costs come from.
+
+    `auto`: the profile named by path; else measured on a cluster of this machine's devices, analytic on a
+    catalogued one. `measured`: a file, the cache, or a measurement here. `analytic`: the GPU's data sheet
+    alone. The others: tables that those projects published, in a directory.
+    """
+
+    auto = "auto"
+    measured = "measured"
+    analytic = "analytic"
+    vidur = "vidur"
+    aiconfigurator = "aiconfigurator"
+    llmservingsim = "llmservingsim"
+
+    @property
+    def is_import(self) -> bool:
+        """Whether it reads a directory of published tables."""
+        return self in (ProfileSource.vidur, ProfileSource.aiconfigurator, ProfileSource.llmservingsim)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """The devices asked for; None is what the machine has. `memory_bytes` is per GPU (worker on CPU)."""
+    """The devices asked for; None is what the machine has.
+
+    Attributes
+    ----------
+    gpu : str, optional
+        Data sheet (name or path) of the GPUs planned for; None: this machine's devices.
+    memory_bytes : int, optional
+        Per GPU (worker on CPU).
+    price_per_gpu_hour : float, optional
+        What a GPU costs for an hour, in the currency of the user's choice.
+    """
 
     name: str
     num_nodes: int = 1
     gpus_per_node: int | None = None
     memory_bytes: int | None = None
     device: str | None = None
+    gpu: str | None = None
+    price_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
         _at_least("cluster.num_nodes", self.num_nodes, 1)
@@ -76,6 +109,23 @@ class ClusterSettings:
         _at_least("cluster.memory_bytes", self.memory_bytes, 1)
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"cluster.device={self.device}: allowed are cpu, cuda and null (detect)")
+        price = self.price_per_gpu_hour
+        if price is not None and not 0 < price < math.inf:
+            raise ConfigError(
+                f"cluster.price_per_gpu_hour={price}: must be above 0 and finite, or null for none"
+            )
+        if self.gpu is None:
+            return
+        if self.device == "cpu":
+            raise ConfigError(
+                f"cluster.device=cpu goes with workers of this machine, but cluster.gpu={self.gpu} names a "
+                "GPU's sheet; set one of the two to null"
+            )
+        if self.gpus_per_node is None:
+            raise ConfigError(
+                f"cluster.gpus_per_node is null: with cluster.gpu={self.gpu} nothing is detected, so give "
+                "the GPUs of a node"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,14 +259,53 @@ class SolverSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSettings:
-    """Where costs come from: a table's `path`, or a measurement of `budget_s` kept in `cache_dir`."""
+    """Where costs come from.
+
+    Attributes
+    ----------
+    cache_dir : Path
+        Of measured and imported profiles, and of downloads.
+    path : Path, optional
+        A profile file (`auto`, `measured`), or the directory of published tables that an import reads.
+    network : Path, optional
+        Directory of collectives; read by `vidur` only, whose tables of them stand apart.
+    same_shape : bool
+        Read by `llmservingsim` only: the folder's model has the shape of the job's, whatever its name.
+    budget_s : float
+        How long a measurement may take.
+    refresh : bool
+        Measure or import anew although the cache has it.
+    """
 
     cache_dir: Path
+    source: ProfileSource = ProfileSource.auto
     path: Path | None = None
+    network: Path | None = None
+    same_shape: bool = False
     budget_s: float = 60.0
     refresh: bool = False
 
     def __post_init__(self) -> None:
+        source = self.source.value
+        if self.source.is_import and self.path is None:
+            raise ConfigError(
+                f"profile.path is null: profile.source={source} needs the directory of its tables"
+            )
+        if self.source is ProfileSource.analytic and self.path is not None:
+            raise ConfigError(
+                f"profile.path={self.path} is not read by profile.source=analytic, whose costs come from "
+                "cluster.gpu's sheet; set it to null, or choose another source"
+            )
+        for key, value, reader in (
+            ("network", self.network, ProfileSource.vidur),
+            ("same_shape", self.same_shape, ProfileSource.llmservingsim),
+        ):
+            if value and self.source is not reader:
+                shown = str(value).lower() if value is True else value
+                raise ConfigError(
+                    f"profile.{key}={shown} is read by profile.source={reader.value} only, but "
+                    f"profile.source={source}"
+                )
         if not 0 < self.budget_s < math.inf:
             raise ConfigError(f"profile.budget_s={self.budget_s}: must be above 0 s and finite")
 

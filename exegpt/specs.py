@@ -357,7 +357,19 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """The devices a job may use. `memory_bytes` is per GPU (per worker on CPU)."""
+    """The devices a job may use.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        Per GPU (per worker on CPU).
+    device : str
+        As profiles name it: what this machine calls its device, or the name of a GPU's data sheet.
+    price_per_gpu_hour : float, optional
+        In the currency of the user's choice.
+    is_local : bool
+        Whether the devices are this machine's own; those of a data sheet are only planned for.
+    """
 
     name: str
     num_nodes: int
@@ -365,6 +377,8 @@ class ClusterSpec:
     memory_bytes: int
     device: str
     device_type: str = "cpu"
+    price_per_gpu_hour: float | None = None
+    is_local: bool = True
 
     def __post_init__(self) -> None:
         for field in ("num_nodes", "gpus_per_node", "memory_bytes"):

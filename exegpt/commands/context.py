@@ -13,8 +13,18 @@ from typing import Any
 
 from rich.console import Console
 
-from exegpt.commands.hardware import Hardware, choose_dtype, detect_hardware, make_cluster, threads_per_rank
+from exegpt.commands.hardware import (
+    Hardware,
+    absent_reason,
+    catalogued_cluster,
+    choose_dtype,
+    detect_hardware,
+    make_cluster,
+    threads_per_rank,
+)
 from exegpt.commands.inputs import Inputs, make_inputs
+from exegpt.errors import ConfigError
+from exegpt.profiler.sheet import GpuSheet, read_sheet, sheet_of_card
 from exegpt.report.result_file import write_result
 from exegpt.settings import Job
 from exegpt.specs import ClusterSpec, Dtype
@@ -55,14 +65,44 @@ class Context:
         return detect_hardware(self.job.cluster.device)
 
     @cached_property
+    def sheet(self) -> GpuSheet | None:
+        """Data sheet of the GPUs: the one named, else that of this machine's; None if it has none."""
+        named = self.job.cluster.gpu
+        if named is None:
+            return sheet_of_card(self.hardware.name) if self.hardware.device_type == "cuda" else None
+        try:
+            return read_sheet(named)
+        except ConfigError as error:
+            raise ConfigError(f"cluster.gpu={named}: {error}") from error
+
+    @cached_property
     def cluster(self) -> ClusterSpec:
         """The ranks that the job may use."""
-        return make_cluster(self.job.cluster, self.hardware)
+        if self.job.cluster.gpu is None:
+            return make_cluster(self.job.cluster, self.hardware)
+        assert self.sheet is not None
+        return catalogued_cluster(self.job.cluster, self.sheet)
 
     @cached_property
     def dtype(self) -> Dtype:
         """Element type of the run."""
-        return choose_dtype(self.job.runner.dtype, self.hardware)
+        hardware = self.hardware if self.job.cluster.gpu is None else None
+        return choose_dtype(self.job.runner.dtype, hardware)
+
+    def absent_devices(self) -> str | None:
+        """Why the cluster's devices are not this machine's; None if they are, as far as can be seen here."""
+        if self.cluster.is_local:
+            return None
+        assert self.sheet is not None
+        return absent_reason(self.cluster, self.sheet, self.hardware)
+
+    def require_devices(self, purpose: str) -> None:
+        """Raise ConfigError unless the cluster's devices are this machine's; `purpose` is what needs them."""
+        if reason := self.absent_devices():
+            raise ConfigError(
+                f"cluster.gpu={self.job.cluster.gpu}: {purpose} needs the GPUs themselves, and {reason}. "
+                "Plan with command=solve or simulate and profile.source=analytic, or choose cluster=local"
+            )
 
     @cached_property
     def num_threads(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from exegpt.errors import ConfigError
+from exegpt.profiler.sheet import GpuSheet
 from exegpt.settings import ClusterSettings, RunDtype
 from exegpt.specs import ClusterSpec, Dtype
 
@@ -126,7 +127,33 @@ def make_cluster(settings: ClusterSettings, hardware: Hardware) -> ClusterSpec:
         memory_bytes=settings.memory_bytes or hardware.memory_bytes // shared,
         device=hardware.name,
         device_type=hardware.device_type,
+        price_per_gpu_hour=settings.price_per_gpu_hour,
     )
+
+
+def catalogued_cluster(settings: ClusterSettings, sheet: GpuSheet) -> ClusterSpec:
+    """A cluster of GPUs known by their data sheet; nothing of this machine is looked at."""
+    assert settings.gpus_per_node is not None
+    return ClusterSpec(
+        name=settings.name,
+        num_nodes=settings.num_nodes,
+        gpus_per_node=settings.gpus_per_node,
+        memory_bytes=settings.memory_bytes or int(sheet.memory_bytes * CUDA_MEMORY_SHARE),
+        device=sheet.name,
+        device_type="cuda",
+        price_per_gpu_hour=settings.price_per_gpu_hour,
+        is_local=False,
+    )
+
+
+def absent_reason(cluster: ClusterSpec, sheet: GpuSheet, hardware: Hardware) -> str | None:
+    """Why a catalogued cluster is not what this machine has; None if it is."""
+    if hardware.name not in sheet.driver_names:
+        known = " or ".join(sheet.driver_names) or "none: its sheet has no driver_names"
+        return f"this machine has {hardware.name}, not {sheet.name} (nvidia-smi: {known})"
+    if cluster.gpus_per_node > hardware.num_devices:
+        return f"this machine has {hardware.num_devices} of the {cluster.gpus_per_node} GPUs of a node"
+    return None
 
 
 def threads_per_rank(cluster: ClusterSpec, hardware: Hardware) -> int:
@@ -135,8 +162,11 @@ def threads_per_rank(cluster: ClusterSpec, hardware: Hardware) -> int:
     return max(cores // cluster.gpus_per_node, 1)
 
 
-def choose_dtype(wanted: RunDtype, hardware: Hardware) -> Dtype:
-    """The element type of a run; `auto` is bfloat16 where the device multiplies it natively."""
+def choose_dtype(wanted: RunDtype, hardware: Hardware | None) -> Dtype:
+    """The element type of a run; `auto` is bfloat16 where the device multiplies it natively.
+
+    Without `hardware` it is a catalogued GPU's, and all of these do.
+    """
     if wanted is RunDtype.auto:
-        return Dtype.bfloat16 if hardware.native_bfloat16 else Dtype.float32
+        return Dtype.bfloat16 if hardware is None or hardware.native_bfloat16 else Dtype.float32
     return Dtype(wanted.value)

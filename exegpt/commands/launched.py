@@ -36,6 +36,7 @@ def run_launched(context: Context) -> None:
             f"command={context.job.command.value} starts the DeepSpeed launcher itself; call it with plain "
             "`python launch.py`, or use command=run here"
         )
+    context.require_devices("command=run")
     schedule = load_schedule(context)
     _check_ranks(context, schedule)
     # DeepSpeed would look for a GPU by itself, also where cluster.device=cpu.
@@ -68,18 +69,21 @@ def _lead(
     context: Context,
     schedule: Schedule,
     table: ProfileTable | None,
-    path: Path,
+    path: Path | None,
     transport: DistributedTransport,
 ) -> None:
     from exegpt.profiler.measure import measure_on
     from exegpt.runner.worker import run_rank, share_job
 
-    measurement = measure_job(context, path) if table is None else None
+    measurement = None
+    if table is None:
+        assert path is not None
+        measurement = measure_job(context, path)
     # Rank 0's wish, not everyone's: the caches of other nodes do not count.
     transport.gather_objects(measurement)
     if measurement is not None:
         measure_on(measurement, transport)
-        table = read_profile(path)
+        table = read_profile(measurement.path)
     assert table is not None
 
     def execute(job: RunJob) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from exegpt.commands.context import REPORT_FILE, TRACE_FILE, Context
 from exegpt.commands.inputs import predicted_requests
-from exegpt.commands.profile import load_profile
+from exegpt.commands.profile import load_profile, profile_record
 from exegpt.policies import make_policy
 from exegpt.policies.waa import make_sides
 from exegpt.profiler.table import ProfileTable
@@ -128,14 +128,16 @@ def simulate(context: Context) -> None:
     """Predict the schedule in closed form and by replay, print both, write result.json and report.html."""
     schedule = load_schedule(context)
     context.check_files(weights=False)
-    table, _ = load_profile(context)
+    table, path = load_profile(context)
     requests = predicted_requests(context.inputs, context.job.seed)
     replayed = replay_requests(context, schedule, table, requests)
     record: dict[str, Any] = {
         "steady": steady_state(context, schedule, table),
         "replay": summarise_run(replayed.records, replayed.events),
     }
-    result = context.write("ok", {**context.describe(), "simulate": record})
+    result = context.write(
+        "ok", {**context.describe(), "profile": profile_record(table, path, 0.0), "simulate": record}
+    )
     simulate_table(record, context.console)
     write_trace(replayed.events, context.output_dir / TRACE_FILE)
     write_report(

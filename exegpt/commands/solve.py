@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from exegpt.commands.context import REPORT_FILE, SCHEDULE_FILE, Context
-from exegpt.commands.profile import load_profile
+from exegpt.commands.profile import load_profile, profile_record
 from exegpt.errors import CapacityError
+from exegpt.profiler.provenance import provenance_of, provenance_summary
 from exegpt.profiler.table import ProfileTable
 from exegpt.report.html import write_report
 from exegpt.report.tables import solution_table
@@ -49,15 +51,19 @@ def find_schedule(context: Context, table: ProfileTable) -> tuple[Schedule | Non
     schedule = solution.schedule()
     if schedule is not None:
         write_schedule(schedule, context.output_dir / SCHEDULE_FILE)
-    return schedule, solution.record()
+    record = solution.record()
+    notes = [*record.get("notes", ()), *provenance_summary(table)]
+    return schedule, {**record, "notes": notes, "provenance": provenance_of(table)}
 
 
 def solve(context: Context) -> None:
     """Solve, print the comparison, write schedule.yaml, result.json and report.html."""
     context.check_files(weights=False)
-    table, _ = load_profile(context)
+    started = time.perf_counter()
+    table, path = load_profile(context)
+    sections = {"profile": profile_record(table, path, time.perf_counter() - started)}
     _, record = find_schedule(context, table)
-    result = context.write(record["status"], {**context.describe(), "solve": record})
+    result = context.write(record["status"], {**context.describe(), **sections, "solve": record})
     solution_table(record, context.console)
     write_report(
         context.output_dir / REPORT_FILE,

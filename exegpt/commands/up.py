@@ -14,6 +14,7 @@ from exegpt.report.tables import solution_table
 
 def up(context: Context) -> None:
     """The whole path; without a feasible schedule it ends with the reason."""
+    context.require_devices("command=up")
     context.check_files(weights=True)
     started = time.perf_counter()
     table, path = load_profile(context)

@@ -76,6 +76,8 @@ class GpuSheet:
         Measured tables behind the efficiencies; empty: uncalibrated.
     borrowed : mapping of str to str
         Operators without a table of this card, with the sheet whose efficiency they have.
+    driver_names : tuple of str
+        What nvidia-smi calls the card; empty: it is recognised on no machine.
     """
 
     name: str
@@ -93,6 +95,7 @@ class GpuSheet:
     efficiency: Efficiency
     calibrated_on: tuple[str, ...] = ()
     borrowed: Mapping[str, str] = field(default_factory=dict)
+    driver_names: tuple[str, ...] = ()
 
     @property
     def is_calibrated(self) -> bool:
@@ -119,6 +122,14 @@ def sheet_names() -> list[str]:
     files = resources.files("exegpt.profiler").joinpath("sheets").iterdir()
     names = [f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")]
     return sorted(name for name in names if name != "custom")
+
+
+def sheet_of_card(driver_name: str) -> GpuSheet | None:
+    """The sheet of the package whose card the driver calls so; None if there is none."""
+    for sheet in map(read_sheet, sheet_names()):
+        if driver_name in sheet.driver_names:
+            return sheet
+    return None
 
 
 def read_sheet(name_or_path: str | Path) -> GpuSheet:
@@ -159,6 +170,7 @@ _MAY_BE_ZERO = frozenset(
     "fixed_s tile_tokens idle_wave depth query_tile key_tile softmax_width serial cached_bytes step_s ramp_s "
     "ramp_bytes kernel_launch_s iteration_s query_s latency_s".split()
 )
+_OPTIONAL = frozenset(("calibrated_on", "borrowed", "driver_names"))
 # Below 1 a cost could fall as its size grows, which the solver's bounds exclude.
 _AT_LEAST_ONE = frozenset(("overlap", "cached_speed"))
 
@@ -169,7 +181,7 @@ def _record(kind: type[_T], values: Any, source: str, prefix: str) -> _T:
         raise ConfigError(f"{source}: {prefix.rstrip('.') or 'the file'} must be a mapping of keys to values")
     hints = get_type_hints(kind)
     assert is_dataclass(kind)
-    required = [f.name for f in fields(kind) if f.name not in ("calibrated_on", "borrowed")]
+    required = [f.name for f in fields(kind) if f.name not in _OPTIONAL]
     unknown = sorted(str(key) for key in values if key not in hints)
     if unknown:
         raise ConfigError(f"{source}: unknown key {prefix}{unknown[0]}; allowed: {', '.join(hints)}")
@@ -189,9 +201,10 @@ def _value(kind: Any, value: Any, source: str, key: str) -> Any:
         return value
     if kind in (int, float):
         return kind(_number(value, source, key))
-    if key == "calibrated_on":
+    if key in ("calibrated_on", "driver_names"):
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise ConfigError(f"{source}: {key} must be a list of table names (empty: uncalibrated)")
+            meaning = "table names (empty: uncalibrated)" if key == "calibrated_on" else "names"
+            raise ConfigError(f"{source}: {key} must be a list of {meaning}")
         return tuple(value)
     if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
         raise ConfigError(f"{source}: {key} must map operators to the sheet they are borrowed from")

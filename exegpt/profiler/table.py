@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,9 @@ def shape_digest(model: ModelSpec) -> str:
     """Digest of everything about a model that its costs depend on (not its name or weights)."""
     shape = {k: repr(v) for k, v in asdict(model).items() if k != "name"}
     # Profiles measured before these fields were there stay valid for the models that do not use them.
-    for field in fields(model):
-        if field.name in _LATER_FIELDS and getattr(model, field.name) == field.default:
-            del shape[field.name]
+    for entry in fields(model):
+        if entry.name in _LATER_FIELDS and getattr(model, entry.name) == entry.default:
+            del shape[entry.name]
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -102,7 +102,8 @@ class ProfileTable:
     """Costs by tensor-parallel degree, and of messages.
 
     `send`: of a message between stages, by bytes. `host_copy`: of a copy between a GPU and host memory in
-    one direction, by bytes; None where it was not profiled.
+    one direction, by bytes; None where it was not profiled. `provenance` says where the tables come from, by
+    their names in `grids()`; see `profiler.provenance`.
     """
 
     key: ProfileKey
@@ -111,6 +112,7 @@ class ProfileTable:
     measured_s: float
     notes: tuple[str, ...] = ()
     host_copy: Grid | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dtype(self) -> Dtype:
@@ -139,7 +141,15 @@ def _grid_dict(grid: Grid) -> dict[str, Any]:
         "axis_names": list(grid.axis_names),
         "axes": [axis.tolist() for axis in grid.axes],
         "values_s": grid.values_s.tolist(),
+        **({"repaired": grid.repaired} if grid.repaired else {}),
     }
+
+
+def _grid_from(name: str, data: Mapping[str, Any]) -> Grid:
+    grid = make_grid(name, data["axis_names"], data["axes"], data["values_s"])
+    # What is in the file was made isotone before it was written.
+    repaired = float(data.get("repaired", 0.0))
+    return replace(grid, repaired=repaired) if repaired > grid.repaired else grid
 
 
 def write_profile(table: ProfileTable, path: Path) -> None:
@@ -149,6 +159,7 @@ def write_profile(table: ProfileTable, path: Path) -> None:
         "key": asdict(table.key),
         "measured_s": table.measured_s,
         "notes": list(table.notes),
+        "provenance": dict(table.provenance),
         "grids": {name: _grid_dict(grid) for name, grid in table.grids().items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +197,7 @@ def _from_dict(data: Any) -> ProfileTable:
     key = ProfileKey(**data["key"])
     if key.dtype not in Dtype.__members__:
         raise ProfileError(f"key.dtype={key.dtype!r}; allowed: {list(Dtype.__members__)}")
-    grids = {n: make_grid(n, g["axis_names"], g["axes"], g["values_s"]) for n, g in data["grids"].items()}
+    grids = {name: _grid_from(name, grid) for name, grid in data["grids"].items()}
     layers = {}
     for tp_size in sorted({int(name[2:].split(".")[0]) for name in grids if name.startswith("tp")}):
         found = {name.split(".")[1]: grid for name, grid in grids.items() if name.startswith(f"tp{tp_size}.")}
@@ -206,7 +217,14 @@ def _from_dict(data: Any) -> ProfileTable:
         measured_s=float(data["measured_s"]),
         notes=tuple(data["notes"]),
         host_copy=grids.get("host_copy"),
+        provenance=_provenance(data.get("provenance", {})),
     )
+
+
+def _provenance(data: Any) -> dict[str, str]:
+    if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
+        raise ProfileError("provenance must map the names of tables to where they come from")
+    return data
 
 
 def check_key(found: ProfileKey, wanted: ProfileKey, *, source: str) -> None:
@@ -217,8 +235,8 @@ def check_key(found: ProfileKey, wanted: ProfileKey, *, source: str) -> None:
         "device": f"measured on {found.device}, but this cluster has {wanted.device}",
         "num_ranks": f"measured with {found.num_ranks} ranks at once, but the cluster has {wanted.num_ranks}",
     }
-    for field, reason in reasons.items():
-        if getattr(found, field) != getattr(wanted, field):
+    for name, reason in reasons.items():
+        if getattr(found, name) != getattr(wanted, name):
             raise ProfileError(
                 f"profile.path={source}: {reason}. Drop profile.path to measure here, or name a "
                 "matching profile."

@@ -18,7 +18,10 @@ RUN = (*FIXED, "command=run")
 # Name of the case: overrides, then what the line must hold. `{name}` is a file of the fixture `files`.
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown model": (("model=gpt9",), ("model=gpt9", "hf, opt-125m, smollm2-135m")),
-    "unknown command": (("command=fly",), ("command=fly", "up, profile, solve, simulate, run, gather")),
+    "unknown command": (
+        ("command=fly",),
+        ("command=fly", "up, profile, solve, simulate, run, gather"),
+    ),
     "misspelt key": ((*SOLVE, "bound.latncy_s=1"), ("bound.latncy_s", "bound.latency_s?")),
     "misspelt key with +": ((*SOLVE, "+bound.latncy_s=1"), ("bound.latncy_s", "bound.latency_s?")),
     "negative bound": ((*SOLVE, "bound.latency_s=-1"), ("bound.latency_s=-1", "above 0 s")),

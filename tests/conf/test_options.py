@@ -14,13 +14,17 @@ import yaml
 
 from exegpt.config_help import all_keys
 from exegpt.schemas import GROUPS
-from exegpt.settings import Arrival, Command, Job, RunDtype, SolverName, WorkloadKind
+from exegpt.settings import Arrival, Command, Job, ProfileSource, RunDtype, SolverName, WorkloadKind
 from exegpt.specs import Counting, ModelFamily, Policy
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 # What an option cannot know; the test supplies it.
-NEEDS = {("workload", "trace"): "workload.path=trace.csv", ("model", "hf"): "model.path={model}"}
+NEEDS = {
+    ("workload", "trace"): "workload.path=trace.csv",
+    ("model", "hf"): "model.path={model}",
+    **{("profile", name): "profile.path=tables" for name in ("vidur", "aiconfigurator", "llmservingsim")},
+}
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -116,6 +120,39 @@ def test_tasks_are_the_papers(
     assert workload.output is not None
     assert (workload.input.mean, workload.input.std, workload.input.max) == inputs
     assert (workload.output.mean, workload.output.std, workload.output.max) == outputs
+
+
+@pytest.mark.parametrize(
+    ("option", "nodes", "gpu"),
+    [
+        ("a40-48", 6, "a40-48"),
+        ("a100-16", 2, "a100-80"),
+        ("h100-8", 1, "h100"),
+        ("h200-8", 1, "h200"),
+        ("l40s-8", 1, "l40s"),
+    ],
+)
+def test_catalogued_clusters_have_eight_gpus_a_node(
+    option: str, nodes: int, gpu: str, compose_job: Callable[..., Job]
+) -> None:
+    cluster = compose_job(f"cluster={option}").cluster
+    assert (cluster.name, cluster.num_nodes, cluster.gpus_per_node, cluster.gpu) == (option, nodes, 8, gpu)
+    subset = compose_job(f"cluster={option}", "cluster.num_nodes=1", "cluster.gpus_per_node=4").cluster
+    assert (subset.num_nodes, subset.gpus_per_node, subset.gpu) == (1, 4, gpu)
+    priced = compose_job("cluster.price_per_gpu_hour=2", "cluster.gpu=h100", "cluster.gpus_per_node=4")
+    assert (priced.cluster.price_per_gpu_hour, priced.cluster.gpu) == (2.0, "h100")
+
+
+@pytest.mark.parametrize("source", list(ProfileSource))
+def test_profile_sources_have_an_option(source: ProfileSource, compose_job: Callable[..., Job]) -> None:
+    job = compose_job("profile.path=p") if source.is_import else compose_job()
+    assert job.profile.source is ProfileSource.auto
+    if source is ProfileSource.measured:
+        assert compose_job("profile.source=measured").profile.source is source
+        return
+    option = "default" if source is ProfileSource.auto else source.value
+    given = ["profile.path=p"] if source.is_import else []
+    assert compose_job(f"profile={option}", *given).profile.source is source
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from exegpt.profiler.imports.assembly import (
     origin,
 )
 from exegpt.profiler.imports.columns import SUFFIXES, Columns, read_columns
+from exegpt.profiler.provenance import formula_kind
 from exegpt.profiler.sheet import GpuSheet
 from exegpt.profiler.table import ProfileTable
 from exegpt.specs import Dtype, ModelSpec
@@ -41,31 +44,38 @@ def aiconfigurator_profile(
     tp_sizes: Sequence[int],
     num_ranks: int,
     device: str | None = None,
+    gpus_per_node: int | None = None,
 ) -> ProfileTable:
     """A profile from AIConfigurator's tables of a device.
 
     Parameters
     ----------
     directory : Path
-        Holds, itself or below, one `gemm_perf`, and where there are any `context_attention_perf`,
-        `generation_attention_perf` and `nccl_perf`, as Parquet or CSV.
+        Holds, itself or below, `gemm_perf`, and where there are any `context_attention_perf`,
+        `generation_attention_perf` and `nccl_perf`, as Parquet or CSV. Of several frameworks below a system's
+        folder (`gemm/vllm/0.24.0`) vLLM's is taken, of several versions the newest.
     model : ModelSpec
         Products of weight sizes between measured ones are interpolated; attention is used where its
         heads were measured.
     sheet : GpuSheet, optional
         Fills what the tables lack; without it they cannot do, since norms and activations are not in them.
     dtype, tp_sizes, num_ranks
-        A 16-bit type, the degrees wanted, the GPUs of the cluster planned for.
+        A 16-bit type, the degrees wanted (those whose products lie outside the measured sizes are left out,
+        with a note), the GPUs of the cluster planned for.
     device : str, optional
         As the profile names it; default the sheet's name.
+    gpus_per_node : int, optional
+        With more GPUs than that, messages between stages are costed over the link between nodes.
 
     Raises
     ------
     ProfileError
-        If a weight lies outside the measured sizes (the nearest is named), or a table is damaged.
+        If at every degree a weight lies outside the measured sizes (the nearest is named), or a table is
+        damaged or of another card than the sheet.
     """
-    path = _find(directory, "gemm_perf")
-    if path is None:
+    tables = _Tables(directory, sheet)
+    gemm = tables.read("gemm_perf")
+    if gemm is None:
         raise ProfileError(f"{directory}: no gemm_perf.parquet, .csv or .csv.gz in it or below")
     measured = Measured(f"AIConfigurator, {directory}")
     check_dtype(dtype, measured.source)
@@ -77,28 +87,81 @@ def aiconfigurator_profile(
     wrong = [t for t in tp_sizes if t not in model.tp_sizes(t)]
     if wrong:
         raise ProfileError(f"tp_size={wrong[0]} does not divide {model.name}; allowed {model.tp_sizes(64)}")
-    gemm = read_columns(path)
-    gemm = gemm.where(np.isin(gemm.text("gemm_dtype"), SIXTEEN_BIT))
-    products = _Products(gemm)
+    products = _Products(gemm.where(np.isin(gemm.text("gemm_dtype"), SIXTEEN_BIT)))
+    left_out: dict[int, ProfileError] = {}
     for tp_size in tp_sizes:
-        rows, times, kind = products.layer(model, tp_size)
+        try:
+            rows, times, kind = products.layer(model, tp_size)
+        except ProfileError as error:
+            left_out[tp_size] = error
+            continue
         moving = moving_s(model, sheet, tp_size, rows, dtype.num_bytes)
-        note = f"products {origin(kind, path)}, other kernels {FORMULA}"
-        measured.add(tp_size, "linear", (rows,), times + moving, note)
-        _encode(directory, model, tp_size, measured)
-        _decode(directory, model, tp_size, measured)
-        _all_reduce(directory, tp_size, measured)
-    return assemble(measured, model, sheet, dtype=dtype, num_ranks=num_ranks, device=device)
+        note = f"products {origin(kind, gemm.path)}, other kernels {FORMULA}"
+        remark = f"norms and activations {formula_kind(sheet, 'embed')}"
+        remark = f"interpolated between sizes, {remark}" if kind == "interpolated" else remark
+        measured.add(tp_size, "linear", (rows,), times + moving, note, remark=remark)
+        _encode(tables, model, tp_size, measured)
+        _decode(tables, model, tp_size, measured)
+        _all_reduce(tables, tp_size, measured)
+    if left_out and not measured.grids:
+        raise next(iter(left_out.values()))
+    table = assemble(
+        measured, model, sheet, dtype=dtype, num_ranks=num_ranks, device=device, gpus_per_node=gpus_per_node
+    )
+    notes = [*tables.chosen, *(f"without tp_size={t}: {error}" for t, error in left_out.items())]
+    return replace(table, notes=(*table.notes, *notes))
 
 
-def _find(directory: Path, stem: str) -> Path | None:
-    if not directory.is_dir():
-        raise ProfileError(f"{directory}: no such directory; name one that holds AIConfigurator's tables")
-    found = sorted(p for suffix in SUFFIXES for p in directory.rglob(f"{stem}{suffix}"))
-    if len(found) > 1:
-        listed = ", ".join(str(p.relative_to(directory)) for p in found[:4])
-        raise ProfileError(f"{directory}: several tables {stem} ({listed}); name the folder of one of them")
-    return found[0] if found else None
+class _Tables:
+    """Tables of a directory, each found and read once; all of them of the sheet's card."""
+
+    def __init__(self, directory: Path, sheet: GpuSheet | None) -> None:
+        if not directory.is_dir():
+            raise ProfileError(f"{directory}: no such directory; name one that holds AIConfigurator's tables")
+        self.directory = directory
+        self.cards = sheet.driver_names if sheet else ()
+        self.card = sheet.name if sheet else ""
+        self.chosen: list[str] = []
+        self._read: dict[str, Columns | None] = {}
+
+    def read(self, stem: str) -> Columns | None:
+        """The table, None if there is none."""
+        if stem not in self._read:
+            path = self._find(stem)
+            self._read[stem] = None if path is None else self._checked(read_columns(path))
+        return self._read[stem]
+
+    def _find(self, stem: str) -> Path | None:
+        found = sorted(p for suffix in SUFFIXES for p in self.directory.rglob(f"{stem}{suffix}"))
+        if len(found) < 2:
+            return found[0] if found else None
+        # As the package lays them out: gemm/vllm/0.24.0/gemm_perf.parquet.
+        placed = [p for p in found if len(p.relative_to(self.directory).parts) > 2]
+        frameworks = {p.parts[-3] for p in placed}
+        framework = "vllm" if "vllm" in frameworks else next(iter(frameworks), "")
+        if len(placed) < len(found) or (len(frameworks) > 1 and framework != "vllm"):
+            listed = ", ".join(str(p.relative_to(self.directory)) for p in found[:4])
+            raise ProfileError(
+                f"{self.directory}: several tables {stem} ({listed}); name the folder of one of them"
+            )
+        path = max((p for p in placed if p.parts[-3] == framework), key=lambda p: _version(p.parts[-2]))
+        self.chosen.append(f"{stem} is that of {framework} {path.parts[-2]}, of {len(found)} there")
+        return path
+
+    def _checked(self, table: Columns) -> Columns:
+        if self.cards and "device" in table:
+            found = table.text("device")[0]
+            if found not in self.cards:
+                raise ProfileError(
+                    f"{table.path}: measured on {found}, but the sheet {self.card} is of "
+                    f"{' or '.join(self.cards)}; set cluster.gpu to the card of the tables, or name others"
+                )
+        return table
+
+
+def _version(text: str) -> tuple[tuple[int, str], ...]:
+    """For ordering: 0.5.14 after 0.5.6."""
+    return tuple((int(n or 0), word) for n, word in re.findall(r"(\d*)([^\d.]*)\.?", text))
 
 
 class _Products:
@@ -161,10 +224,10 @@ def _bracket(axis: FloatArray, value: float) -> tuple[int, int, float]:
 
 
 def _attention_rows(
-    path: Path, model: ModelSpec, tp_size: int, operator: str, measured: Measured
+    table: Columns, model: ModelSpec, tp_size: int, operator: str, measured: Measured
 ) -> Columns | None:
     """Rows of the model's heads without a sliding window; None, with the reason noted, if there are none."""
-    table = read_columns(path)
+    path = table.path
     rows = np.isin(table.text("attn_dtype"), SIXTEEN_BIT) & np.isin(table.text("kv_cache_dtype"), SIXTEEN_BIT)
     if "window_size" in table:
         rows &= table.numbers("window_size") == 0
@@ -190,10 +253,10 @@ def _attention_rows(
     return None
 
 
-def _encode(directory: Path, model: ModelSpec, tp_size: int, measured: Measured) -> None:
-    path = _find(directory, "context_attention_perf")
-    rows = path and _attention_rows(path, model, tp_size, "encode_attention", measured)
-    if not path or not rows:
+def _encode(tables: _Tables, model: ModelSpec, tp_size: int, measured: Measured) -> None:
+    table = tables.read("context_attention_perf")
+    rows = table and _attention_rows(table, model, tp_size, "encode_attention", measured)
+    if not rows:
         return
     batch, length, seconds = rows.numbers("batch_size"), rows.numbers("isl"), rows.numbers("latency") * MS
     by_batch = {b: mean_by(length[batch == b], seconds[batch == b]) for b in np.unique(batch)}
@@ -204,25 +267,24 @@ def _encode(directory: Path, model: ModelSpec, tp_size: int, measured: Measured)
     kept = [b for b, (lengths, _) in by_batch.items() if lengths[-1] >= reach]
     axis = first[first <= reach]
     values = np.array([np.interp(axis, *by_batch[b]) for b in kept])
-    measured.add(tp_size, "encode_attention", (kept, axis), values, origin("measured", path))
+    measured.add(tp_size, "encode_attention", (kept, axis), values, origin("measured", rows.path))
 
 
-def _decode(directory: Path, model: ModelSpec, tp_size: int, measured: Measured) -> None:
-    path = _find(directory, "generation_attention_perf")
-    rows = path and _attention_rows(path, model, tp_size, "decode_attention", measured)
-    if not path or not rows:
+def _decode(tables: _Tables, model: ModelSpec, tp_size: int, measured: Measured) -> None:
+    table = tables.read("generation_attention_perf")
+    rows = table and _attention_rows(table, model, tp_size, "decode_attention", measured)
+    if not rows:
         return
     batch, seconds = rows.numbers("batch_size"), rows.numbers("latency") * MS
     contexts = batch * (rows.numbers("isl") + rows.numbers("step"))
     axes, values = decode_grid(batch, contexts, seconds)
-    measured.add(tp_size, "decode_attention", axes, values, origin("measured", path))
+    measured.add(tp_size, "decode_attention", axes, values, origin("measured", rows.path))
 
 
-def _all_reduce(directory: Path, tp_size: int, measured: Measured) -> None:
-    path = _find(directory, "nccl_perf")
-    if path is None or tp_size == 1:
+def _all_reduce(tables: _Tables, tp_size: int, measured: Measured) -> None:
+    table = tables.read("nccl_perf")
+    if table is None or tp_size == 1:
         return
-    table = read_columns(path)
     rows = (
         (table.text("op_name") == "all_reduce")
         & np.isin(table.text("nccl_dtype"), SIXTEEN_BIT)
@@ -231,4 +293,4 @@ def _all_reduce(directory: Path, tp_size: int, measured: Measured) -> None:
     if rows.any():
         sizes = table.numbers("message_size")[rows] * ELEMENT_BYTES
         points, times = mean_by(sizes, table.numbers("latency")[rows] * MS)
-        measured.add(tp_size, "all_reduce", (points,), times, origin("measured", path))
+        measured.add(tp_size, "all_reduce", (points,), times, origin("measured", table.path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from exegpt.errors import ProfileError
 from exegpt.profiler.analytic import MAX_QUERIES, MAX_TOKENS, analytic_costs, analytic_send
 from exegpt.profiler.grid import FloatArray, Grid, make_grid
+from exegpt.profiler.provenance import formula_kind
 from exegpt.profiler.sheet import GpuSheet
 from exegpt.profiler.table import LAYER_OPERATORS, LayerCosts, ProfileKey, ProfileTable, shape_digest
 from exegpt.specs import Dtype, ModelSpec
@@ -34,15 +35,25 @@ class Measured:
     grids : dict of int to dict of str to Grid
     origins : dict of str to str
         Grid name (`tp1.linear`) to what the note says about it.
+    remarks : dict of str to str
+        Grid name to what its provenance adds to `measured (SOURCE)`, e.g. `interpolated`.
     """
 
     source: str
     grids: dict[int, dict[str, Grid]] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
     send: Grid | None = None
 
     def add(
-        self, tp_size: int, operator: str, axes: Sequence[ArrayLike], times: FloatArray, origin: str
+        self,
+        tp_size: int,
+        operator: str,
+        axes: Sequence[ArrayLike],
+        times: FloatArray,
+        origin: str,
+        *,
+        remark: str = "",
     ) -> None:
         """Take an operator's times; the grid makes them isotone and says how far it moved them."""
         names = ("bytes",) if operator == "all_reduce" else LAYER_OPERATORS[operator]
@@ -52,6 +63,8 @@ class Measured:
             origin += f", fell in places and was made isotone, by up to {moved.max():.0%}"
         self.grids.setdefault(tp_size, {})[operator] = grid
         self.origins[grid.name] = origin
+        if remark:
+            self.remarks[grid.name] = remark
 
 
 def mean_by(points: ArrayLike, times: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -118,8 +131,12 @@ def assemble(
     dtype: Dtype,
     num_ranks: int,
     device: str | None,
+    gpus_per_node: int | None = None,
 ) -> ProfileTable:
     """The profile: measured operators, the rest from the sheet.
+
+    Public tables of messages are of two GPUs of one node; a cluster of several takes the sheet's formula for
+    the link between nodes instead.
 
     Raises
     ------
@@ -135,13 +152,17 @@ def assemble(
     }
     if not layers:
         raise ProfileError(f"{measured.source}: no degree of tensor parallelism in it fits {model.name}")
+    spans_nodes = gpus_per_node is not None and num_ranks > gpus_per_node
+    if spans_nodes:
+        measured.send = None
+        measured.origins.pop("send", None)
     send = measured.send
     if send is None:
         if sheet is None:
             raise ProfileError(_lacking(measured.source, "send"))
         limit = int(max(costs.linear.limit() for costs in layers.values()))
-        send = analytic_send(model, sheet, dtype, limit, spans_nodes=False)
-    return ProfileTable(
+        send = analytic_send(model, sheet, dtype, limit, spans_nodes=spans_nodes)
+    table = ProfileTable(
         key=ProfileKey(
             model=model.name,
             shape=shape_digest(model),
@@ -155,6 +176,23 @@ def assemble(
         measured_s=0.0,
         notes=_notes(measured, layers, sheet),
     )
+    return replace(table, provenance=_provenance(measured, table, sheet))
+
+
+def _provenance(measured: Measured, table: ProfileTable, sheet: GpuSheet | None) -> dict[str, str]:
+    project = measured.source.partition(",")[0]
+    found = {}
+    for name in table.grids():
+        degree, _, operator = name.rpartition(".")
+        if (operator == "send" and measured.send is not None) or (
+            degree and operator in measured.grids[int(degree.removeprefix("tp"))]
+        ):
+            remark = measured.remarks.get(name)
+            found[name] = f"measured ({project})" + (f", {remark}" if remark else "")
+        else:
+            assert sheet is not None
+            found[name] = formula_kind(sheet, name)
+    return found
 
 
 def _notes(measured: Measured, layers: Mapping[int, LayerCosts], sheet: GpuSheet | None) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def llmservingsim_profile(
     num_ranks: int,
     device: str | None = None,
     same_shape: bool = False,
+    gpus_per_node: int | None = None,
 ) -> ProfileTable:
     """A profile from LLMServingSim's tables of a model on a device.
 
@@ -83,6 +84,9 @@ def llmservingsim_profile(
         As the profile names it; default the sheet's name.
     same_shape : bool
         Vouches that the folder's model has `model`'s shape, where their names differ.
+    gpus_per_node : int, optional
+        Larger degrees are left out, since a group stays inside a node; with more GPUs than that, messages
+        between stages are costed over the link between nodes. Default: one node.
 
     Raises
     ------
@@ -94,7 +98,8 @@ def llmservingsim_profile(
     if not same_shape and not _plain(model.name).endswith(_plain(directory.resolve().name)):
         raise ProfileError(
             f"{directory}: its tables are of {directory.resolve().name}, not of {model.name}, and do not say "
-            "their shape. Name the model's own folder; if both have the same shape, pass same_shape=True."
+            "their shape. Name the model's own folder; if both have the same shape, set "
+            "profile.same_shape=true (same_shape=True)"
         )
     measured = Measured(f"LLMServingSim, {directory}")
     check_dtype(dtype, measured.source)
@@ -102,11 +107,15 @@ def llmservingsim_profile(
         degree = folder.name[2:]
         if not degree.isdigit() or int(degree) not in model.tp_sizes(int(degree)):
             continue
+        if gpus_per_node is not None and int(degree) > gpus_per_node:
+            continue
         if find_table(folder, "layers"):
             _older(folder, int(degree), model, sheet, measured)
         else:
             _newer(folder, int(degree), model, sheet, measured)
-    return assemble(measured, model, sheet, dtype=dtype, num_ranks=num_ranks, device=device)
+    return assemble(
+        measured, model, sheet, dtype=dtype, num_ranks=num_ranks, device=device, gpus_per_node=gpus_per_node
+    )
 
 
 def _plain(name: str) -> str:

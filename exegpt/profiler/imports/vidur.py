@@ -52,6 +52,7 @@ def vidur_profile(
     num_ranks: int,
     network: Path | None = None,
     device: str | None = None,
+    gpus_per_node: int | None = None,
 ) -> ProfileTable:
     """A profile from Vidur's tables of a device.
 
@@ -72,6 +73,9 @@ def vidur_profile(
         Folder of `all_reduce.csv` and `send_recv.csv`.
     device : str, optional
         As the profile names it; default the sheet's name.
+    gpus_per_node : int, optional
+        Larger degrees are left out, since a group stays inside a node; with more GPUs than that, messages
+        between stages are costed over the link between nodes. Default: one node.
 
     Raises
     ------
@@ -82,7 +86,8 @@ def vidur_profile(
     measured = Measured(f"Vidur, {table.path.parent}")
     check_dtype(dtype, measured.source)
     degrees = table.numbers("num_tensor_parallel_workers")
-    for tp_size in (int(d) for d in np.unique(degrees) if int(d) in model.tp_sizes(int(d))):
+    fitting = (int(d) for d in np.unique(degrees) if int(d) in model.tp_sizes(int(d)))
+    for tp_size in (d for d in fitting if gpus_per_node is None or d <= gpus_per_node):
         rows = table.where(degrees == tp_size)
         tokens = rows.numbers("num_tokens")
         measured.add(tp_size, "linear", *_line(tokens, _layer_s(rows, model)), origin("measured", table.path))
@@ -91,7 +96,9 @@ def vidur_profile(
     _attention(table.path.parent, model, sheet, measured)
     if network is not None:
         _collectives(network, model, dtype, measured)
-    return assemble(measured, model, sheet, dtype=dtype, num_ranks=num_ranks, device=device)
+    return assemble(
+        measured, model, sheet, dtype=dtype, num_ranks=num_ranks, device=device, gpus_per_node=gpus_per_node
+    )
 
 
 def _line(points: FloatArray, times: FloatArray) -> tuple[tuple[FloatArray], FloatArray]:
