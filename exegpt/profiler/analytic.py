@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.errors import ConfigError
+from exegpt.profiler.formulas import embed_s, encode_linear_s, head_s, linear_s
 from exegpt.profiler.grid import FloatArray, Grid, make_grid
 from exegpt.profiler.roofline import (
     all_reduce_s,
     decode_attention_s,
-    elementwise_s,
     encode_attention_s,
-    matmul_s,
+    host_copy_s,
     point_to_point_s,
 )
 from exegpt.profiler.sheet import GpuSheet
 from exegpt.profiler.table import LayerCosts, ProfileKey, ProfileTable, shape_digest
-from exegpt.specs import Dtype, ModelFamily, ModelSpec
+from exegpt.specs import Dtype, ModelSpec
 
 # Growth from one grid point to the next. A square, the steepest of the formulas, is interpolated over
 # such a cell within (r - 1)^2 / 4r = 0.8 %, and around bends (overlap, a cache too small) within 3 %.
@@ -30,11 +30,6 @@ MAX_TOKENS = 131_072
 MAX_QUERIES = 4_096
 # Longer batches of prompts are computed one after another (see `simulator.costs`).
 MAX_ENCODE_QUERIES = 256
-
-# Bytes read and written per logit while sampling: 16-bit logits in, 32-bit out and in again.
-SAMPLING_BYTES = 10
-# What ranks of a group exchange per query to agree on a token: value and index.
-AGREEMENT_BYTES = 16
 
 
 def analytic_profile(
@@ -118,6 +113,7 @@ def analytic_profile(
         ),
         layers=layers,
         send=analytic_send(model, sheet, dtype, max_tokens, spans_nodes=spans_nodes),
+        host_copy=analytic_host_copy(model, sheet, dtype, max_tokens),
         measured_s=0.0,
         notes=(
             f"analytic profile: {sheet.label}",
@@ -133,6 +129,12 @@ def analytic_send(
     link = sheet.inter_node if spans_nodes else sheet.intra_node
     sizes = _axis(8, max_tokens * model.hidden_size * dtype.num_bytes)
     return make_grid("send", ("bytes",), (sizes,), point_to_point_s(link, sizes))
+
+
+def analytic_host_copy(model: ModelSpec, sheet: GpuSheet, dtype: Dtype, max_tokens: int) -> Grid:
+    """Time of a copy between GPU and host, by bytes; up to the K/V of `max_tokens` tokens in all layers."""
+    sizes = _axis(8, max_tokens * model.kv_bytes_per_token(dtype))
+    return make_grid("host_copy", ("bytes",), (sizes,), host_copy_s(sheet, sizes))
 
 
 def analytic_costs(
@@ -160,6 +162,7 @@ def analytic_costs(
     def grid(operator: str, names: tuple[str, ...], axes: tuple[FloatArray, ...], times: FloatArray) -> Grid:
         return make_grid(f"tp{tp_size}.{operator}", names, axes, times)
 
+    attended = decode_attention_s(sheet, decode[0][:, None], decode[1][None, :], **heads)
     overhead = sheet.iteration_s + sheet.query_s * queries
     message = _axis(model.hidden_size * size, max_tokens * model.hidden_size * size)
     return LayerCosts(
@@ -168,14 +171,15 @@ def analytic_costs(
             "encode_attention",
             ("queries", "length_tokens"),
             encode,
-            encode_attention_s(sheet, encode[0][:, None], encode[1][None, :], **heads),
+            encode_attention_s(
+                sheet,
+                encode[0][:, None],
+                encode[1][None, :],
+                causal=not model.is_encoder_decoder,
+                **heads,
+            ),
         ),
-        decode_attention=grid(
-            "decode_attention",
-            ("queries", "context_tokens"),
-            decode,
-            decode_attention_s(sheet, decode[0][:, None], decode[1][None, :], **heads),
-        ),
+        decode_attention=grid("decode_attention", ("queries", "context_tokens"), decode, attended),
         head=grid("head", ("queries",), (queries,), head_s(model, sheet, tp_size, queries, size)),
         embed=grid("embed", ("tokens",), (tokens,), embed_s(model, sheet, tokens, size)),
         encode_overhead=grid("encode_overhead", ("queries",), (queries,), overhead),
@@ -183,82 +187,16 @@ def analytic_costs(
         all_reduce=None
         if tp_size == 1
         else grid("all_reduce", ("bytes",), (message,), all_reduce_s(sheet.intra_node, message, tp_size)),
+        encode_linear=grid(
+            "encode_linear", ("tokens",), (tokens,), encode_linear_s(model, sheet, tp_size, tokens, size)
+        )
+        if model.is_encoder_decoder
+        else None,
+        # Input tokens are attended to as generated ones are: one new token per query over K/V that exist.
+        cross_attention=grid("cross_attention", ("queries", "context_tokens"), decode, attended)
+        if model.is_encoder_decoder
+        else None,
     )
-
-
-def product_shapes(model: ModelSpec, tp_size: int) -> dict[str, tuple[float, float]]:
-    """Columns and inner length of a layer's matrix products on one rank."""
-    kv_width = 2 * max(model.num_key_value_heads / tp_size, 1) * model.head_dim
-    gates = 2 if model.is_gated else 1
-    return {
-        "query_key_value": (model.query_size / tp_size + kv_width, model.hidden_size),
-        "output": (model.hidden_size, model.query_size / tp_size),
-        "up": (gates * model.intermediate_size / tp_size, model.hidden_size),
-        "down": (model.hidden_size, model.intermediate_size / tp_size),
-    }
-
-
-def linear_s(
-    model: ModelSpec, sheet: GpuSheet, tp_size: int, tokens: FloatArray, dtype_bytes: int
-) -> FloatArray:
-    """A layer without attention and all-reduce: products, and kernels that only move memory.
-
-    Never less than what the host takes to issue the kernels one after another.
-    """
-    products = [
-        matmul_s(sheet, tokens, n, k, dtype_bytes) for n, k in product_shapes(model, tp_size).values()
-    ]
-    moving, num_moving = _moving_s(model, sheet, tp_size, tokens, dtype_bytes)
-    issued = (len(products) + num_moving) * sheet.kernel_launch_s
-    return np.asarray(np.maximum(np.sum(products, axis=0) + moving, issued))
-
-
-def moving_s(
-    model: ModelSpec, sheet: GpuSheet, tp_size: int, tokens: FloatArray, dtype_bytes: int
-) -> FloatArray:
-    """The part of `linear_s` that matrix products leave: norms, rotation, activation, sums, storing K/V."""
-    return _moving_s(model, sheet, tp_size, tokens, dtype_bytes)[0]
-
-
-def _moving_s(
-    model: ModelSpec, sheet: GpuSheet, tp_size: int, tokens: FloatArray, dtype_bytes: int
-) -> tuple[FloatArray, int]:
-    hidden = model.hidden_size
-    kv_width = max(model.num_key_value_heads / tp_size, 1) * model.head_dim
-    turned = model.query_size / tp_size + kv_width
-    inner = model.intermediate_size / tp_size
-    # Elements read and written per token, by kernel.
-    norms = [2.0 * hidden, 2.0 * hidden] + ([2 * turned] if model.qk_norm else [])
-    activation = (3 if model.is_gated else 2) * inner
-    streams = [3.0 * hidden, 3.0 * hidden, 4 * kv_width]
-    per_byte = tokens * dtype_bytes
-    time = sum((elementwise_s(sheet, n * per_byte, "norm") for n in norms), np.zeros_like(tokens))
-    time = time + elementwise_s(sheet, activation * per_byte, "activation")
-    time = sum((elementwise_s(sheet, n * per_byte, "stream") for n in streams), time)
-    count = len(norms) + 1 + len(streams)
-    if model.family is ModelFamily.LLAMA:
-        time = time + elementwise_s(sheet, 2 * turned * per_byte, "rotation")
-        count += 1
-    return np.asarray(time), count
-
-
-def head_s(
-    model: ModelSpec, sheet: GpuSheet, tp_size: int, queries: FloatArray, dtype_bytes: int
-) -> FloatArray:
-    """Final norm, output matrix (split by vocabulary) and sampling."""
-    vocabulary = model.vocab_size / tp_size
-    norm = elementwise_s(sheet, 2 * model.hidden_size * dtype_bytes * queries, "norm")
-    product = matmul_s(sheet, queries, vocabulary, model.hidden_size, dtype_bytes)
-    sampling = elementwise_s(sheet, SAMPLING_BYTES * vocabulary * queries, "stream")
-    agreeing = all_reduce_s(sheet.intra_node, AGREEMENT_BYTES * queries, tp_size)
-    return np.asarray(norm + product + sampling + agreeing)
-
-
-def embed_s(model: ModelSpec, sheet: GpuSheet, tokens: FloatArray, dtype_bytes: int) -> FloatArray:
-    """Rows of the token table, and of the position table where the family has one, added."""
-    rows = 5 if model.family is ModelFamily.OPT else 2
-    kernels = 2 if model.family is ModelFamily.OPT else 1
-    return elementwise_s(sheet, rows * model.hidden_size * dtype_bytes * tokens, "stream", kernels)
 
 
 def _axis(first: float, last: float) -> NDArray[np.float64]:

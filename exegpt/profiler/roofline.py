@@ -25,21 +25,30 @@ CACHE_SHARPNESS = 4
 
 
 def matmul_s(
-    sheet: GpuSheet, rows: ArrayLike, columns: ArrayLike, inner: ArrayLike, dtype_bytes: int = 2
+    sheet: GpuSheet,
+    rows: ArrayLike,
+    columns: ArrayLike,
+    inner: ArrayLike,
+    dtype_bytes: int = 2,
+    *,
+    groups: ArrayLike = 1,
 ) -> FloatArray:
     """Time of (rows, inner) x (inner, columns).
 
+    With `groups` the rows are spread over so many matrices of that shape, all in one kernel: the experts
+    that tokens chose. A mean number of them may be a fraction.
+
     Notes
     -----
-    Computing: 2 (inner + depth) ((rows + tile)(columns + tile) + idle area) / reachable peak.
-    Reading: both inputs and the output once, at the reachable bandwidth.
+    Computing: 2 (inner + depth) ((rows + groups tile)(columns + tile) + idle area) / reachable peak.
+    Reading: all inputs and the output once, at the reachable bandwidth.
     """
-    m, n, k = _floats(rows, columns, inner)
+    m, n, k, matrices = _floats(rows, columns, inner, groups)
     parameters = sheet.efficiency.matmul
     idle_area = parameters.idle_wave * sheet.num_multiprocessors * TILE**2
-    area = (m + parameters.tile_tokens) * (n + parameters.tile_tokens) + idle_area
+    area = (m + matrices * parameters.tile_tokens) * (n + parameters.tile_tokens) + idle_area
     computing = 2 * (k + parameters.depth) * area / (_peak(sheet, dtype_bytes) * parameters.peak_fraction)
-    read = dtype_bytes * (m * k + k * n + m * n)
+    read = dtype_bytes * (m * k + matrices * k * n + m * n)
     reading = read / (sheet.memory_bandwidth_bytes_per_s * parameters.bandwidth_fraction)
     return parameters.fixed_s + _overlapped(computing, reading, parameters.overlap)
 
@@ -79,8 +88,9 @@ def encode_attention_s(
     head_dim: ArrayLike,
     cached_tokens: ArrayLike = 0,
     dtype_bytes: int = 2,
+    causal: bool = True,
 ) -> FloatArray:
-    """Time of causal attention over prompts of one layer.
+    """Time of attention over prompts of one layer, causal or (an encoder's) of all tokens to all.
 
     Parameters
     ----------
@@ -94,16 +104,17 @@ def encode_attention_s(
 
     Notes
     -----
-    Work: 4 (head_dim + softmax) heads per pair, pairs = (L + query tile) ((L + key tile) / 2 + cached),
-    plus reading Q, K, V and writing the output. Beside it the longest chain, one tile of queries over all
-    its keys, which bounds short batches.
+    Work: 4 (head_dim + softmax) heads per pair, pairs = (L + query tile) ((L + key tile) / 2 + cached), or
+    without the halving where attention is not causal, plus reading Q, K, V and writing the output. Beside
+    it the longest chain, one tile of queries over all its keys, which bounds short batches.
     """
     q, length, cached, heads, kv_heads, dim = _floats(
         queries, length_tokens, cached_tokens, num_heads, num_kv_heads, head_dim
     )
     parameters = sheet.efficiency.encode_attention
     peak = _peak(sheet, dtype_bytes)
-    pairs = q * (length + parameters.query_tile) * ((length + parameters.key_tile) / 2 + cached)
+    keys = (length + parameters.key_tile) * (0.5 if causal else 1.0) + cached
+    pairs = q * (length + parameters.query_tile) * keys
     computing = 4 * heads * (dim + parameters.softmax_width) * pairs / (peak * parameters.peak_fraction)
     moved = dtype_bytes * dim * q * (2 * (heads + kv_heads) * length + 2 * kv_heads * cached)
     moving = moved / (sheet.memory_bandwidth_bytes_per_s * sheet.efficiency.elementwise.bandwidth_fraction)

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from exegpt.errors import ProfileError
-from exegpt.profiler.analytic import moving_s, product_shapes
+from exegpt.profiler.formulas import moving_s, product_shapes
 from exegpt.profiler.grid import FloatArray
 from exegpt.profiler.imports.assembly import (
     FORMULA,
     Measured,
     assemble,
-    check_dtype,
+    check_wanted,
     decode_grid,
     mean_by,
     nearest,
@@ -78,7 +78,7 @@ def aiconfigurator_profile(
     if gemm is None:
         raise ProfileError(f"{directory}: no gemm_perf.parquet, .csv or .csv.gz in it or below")
     measured = Measured(f"AIConfigurator, {directory}")
-    check_dtype(dtype, measured.source)
+    check_wanted(model, dtype, measured.source)
     if sheet is None:
         raise ProfileError(
             f"{directory}: AIConfigurator's tables lack norms, activations and overheads; give the card's "

@@ -117,8 +117,14 @@ def impossible_decode(
     return f"its table reads K/V {speed:.1f} times as fast as the card's memory can"
 
 
-def check_dtype(dtype: Dtype, source: str) -> None:
-    """ProfileError unless the profile is wanted in 16 bits, as all these tables are."""
+def check_wanted(model: ModelSpec, dtype: Dtype, source: str) -> None:
+    """ProfileError unless these tables are of the wanted kind: decoder-only, no experts, 16 bits."""
+    if model.is_encoder_decoder or model.num_experts:
+        kind = f"{model.num_experts} experts" if model.num_experts else "an encoder"
+        raise ProfileError(
+            f"{source}: {model.name} has {kind}, for which these tables are not imported; use an analytic "
+            "profile"
+        )
     if dtype.num_bytes != 2:
         raise ProfileError(f"{source}: its times are of 16-bit types, but the dtype wanted is {dtype.value}")
 

@@ -16,7 +16,7 @@ from exegpt.profiler.imports.assembly import (
     FORMULA,
     Measured,
     assemble,
-    check_dtype,
+    check_wanted,
     decode_grid,
     impossible_decode,
     mean_by,
@@ -102,7 +102,7 @@ def llmservingsim_profile(
             "profile.same_shape=true (same_shape=True)"
         )
     measured = Measured(f"LLMServingSim, {directory}")
-    check_dtype(dtype, measured.source)
+    check_wanted(model, dtype, measured.source)
     for folder in sorted(directory.glob("tp*")):
         degree = folder.name[2:]
         if not degree.isdigit() or int(degree) not in model.tp_sizes(int(degree)):

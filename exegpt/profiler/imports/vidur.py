@@ -13,7 +13,7 @@ from exegpt.profiler.imports.assembly import (
     FORMULA,
     Measured,
     assemble,
-    check_dtype,
+    check_wanted,
     decode_grid,
     impossible_decode,
     mean_by,
@@ -84,7 +84,7 @@ def vidur_profile(
     """
     table = _matching(directory, model)
     measured = Measured(f"Vidur, {table.path.parent}")
-    check_dtype(dtype, measured.source)
+    check_wanted(model, dtype, measured.source)
     degrees = table.numbers("num_tensor_parallel_workers")
     fitting = (int(d) for d in np.unique(degrees) if int(d) in model.tp_sizes(int(d)))
     for tp_size in (d for d in fitting if gpus_per_node is None or d <= gpus_per_node):

@@ -10,7 +10,7 @@ import pytest
 from import_tables import llama, write_table
 
 from exegpt.errors import ProfileError
-from exegpt.profiler.analytic import moving_s, product_shapes
+from exegpt.profiler.formulas import moving_s, product_shapes
 from exegpt.profiler.imports import aiconfigurator_profile
 from exegpt.profiler.imports.columns import read_columns
 from exegpt.profiler.sheet import read_sheet
