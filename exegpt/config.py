@@ -40,6 +40,14 @@ CACHE_VARIABLE = "EXEGPT_CACHE"
 
 # Fields of ModelSchema that are not part of the shape.
 _NOT_SHAPE = ("name", "path", "weights", "family", "rope_scaling")
+# What only some models have: null is the default of ModelSpec.
+_OPTIONAL_SHAPE = (
+    "is_gated_act",
+    "relative_attention_num_buckets",
+    "num_experts",
+    "num_experts_per_token",
+    "moe_intermediate_size",
+)
 
 
 def register() -> None:
@@ -143,6 +151,7 @@ def _model(values: schemas.ModelSchema) -> tuple[ModelSpec, str, Path | None]:
     if path is not None:
         raise ConfigError(f"model.path={path} is read by model=hf only, but model.family={values.family}")
     weights = _text("model.weights", values.weights)
+    shape = {key: value for key, value in shape.items() if value is not None or key not in _OPTIONAL_SHAPE}
     for key, value in {"name": values.name, "weights": weights, **shape}.items():
         if value is None:
             raise ConfigError(f"model.{key} is null: only model=hf may leave it out")

@@ -60,6 +60,11 @@ class ModelSchema:
     attention_output_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: bool | None = None
+    is_gated_act: bool | None = None
+    relative_attention_num_buckets: int | None = None
+    num_experts: int | None = None
+    num_experts_per_token: int | None = None
+    moe_intermediate_size: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)

@@ -24,7 +24,6 @@ class Command(Enum):
     solve = "solve"
     simulate = "simulate"
     run = "run"
-    support = "support"
     gather = "gather"
 
 

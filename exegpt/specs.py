@@ -198,7 +198,7 @@ class ModelSpec:
             raise ConfigError(
                 f"model.name={self.name}: planning only, since the runtime has no layers of family "
                 f"{self.family.value}{kind}; it runs families llama (without experts) and opt. Plan with "
-                "command=solve or simulate and a profile that is not measured here"
+                "command=solve or simulate and profile.source=analytic"
             )
 
     @property

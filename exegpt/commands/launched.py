@@ -36,6 +36,7 @@ def run_launched(context: Context) -> None:
             f"command={context.job.command.value} starts the DeepSpeed launcher itself; call it with plain "
             "`python launch.py`, or use command=run here"
         )
+    context.job.model.require_runnable()
     context.require_devices("command=run")
     schedule = load_schedule(context)
     _check_ranks(context, schedule)

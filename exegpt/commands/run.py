@@ -151,6 +151,7 @@ def run_schedule(
 
 def run(context: Context) -> None:
     """Execute the schedule named by the job."""
+    context.job.model.require_runnable()
     context.require_devices("command=run")
     schedule = load_schedule(context)
     context.check_files(weights=True)

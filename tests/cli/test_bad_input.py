@@ -17,10 +17,10 @@ RUN = (*FIXED, "command=run")
 
 # Name of the case: overrides, then what the line must hold. `{name}` is a file of the fixture `files`.
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "unknown model": (("model=gpt9",), ("model=gpt9", "hf, opt-125m, smollm2-135m")),
+    "unknown model": (("model=gpt9",), ("model=gpt9", "hf, ", "opt-125m, opt-13b, qwen3-32b, smollm2-135m")),
     "unknown command": (
         ("command=fly",),
-        ("command=fly", "up, profile, solve, simulate, run, support, gather"),
+        ("command=fly", "up, profile, solve, simulate, run, gather"),
     ),
     "misspelt key": ((*SOLVE, "bound.latncy_s=1"), ("bound.latncy_s", "bound.latency_s?")),
     "misspelt key with +": ((*SOLVE, "+bound.latncy_s=1"), ("bound.latncy_s", "bound.latency_s?")),
@@ -144,6 +144,18 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "degree that the heads forbid": (
         (*SOLVE, "solver.tp_sizes=[3]"),
         ("solver.tp_sizes", "3 is not possible", "allowed: [1, 2]"),
+    ),
+    "planning only, up": (
+        ("command=up", "model=t5-11b", "workload=translation", "cluster.device=cpu"),
+        ("model.name=t5-11b: planning only", "family t5;", "command=solve"),
+    ),
+    "planning only, run": (
+        ("command=run", "model=gpt3-39b", "workload=translation", "cluster.device=cpu", "schedule=s.yaml"),
+        ("model.name=gpt3-39b: planning only", "family gpt2;"),
+    ),
+    "planning only, experts": (
+        ("command=profile", "model=mixtral-8x7b", "workload=translation", "cluster.device=cpu"),
+        ("model.name=mixtral-8x7b: planning only", "family llama with 8 experts;"),
     ),
     "sweep directory is missing": (
         ("command=gather", "gather.dir=nowhere"),

@@ -138,12 +138,7 @@ def test_profile(console):
         "tp_sizes": [1, 2],
         "device": None,
         "notes": ["made isotone at 3 points"],
-        "limits": {
-            "tp1.linear": {"tokens": 4096.0, "batch": 64},
-            "tp2.linear": {"tokens": 4096.0, "batch": 64},
-            "send": {"bytes": 1e6},
-        },
-        "provenance": {"tp1.linear": "measured", "tp2.linear": "measured"},
+        "limits": {"tp1.linear": {"tokens": 4096.0, "batch": 64}},
     }
     profile_table(profile, console)
     text = squeezed(console)
@@ -154,8 +149,7 @@ def test_profile(console):
         "tp sizes 1, 2",
         "device -",
         "note made isotone at 3 points",
-        "linear 1, 2 tokens 4,096, batch 64 measured",
-        "send - bytes 1,000,000 -",
+        "limits: tp1.linear tokens 4,096, batch 64",
     ):
         assert part in text
 
