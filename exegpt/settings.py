@@ -24,6 +24,7 @@ class Command(Enum):
     solve = "solve"
     simulate = "simulate"
     run = "run"
+    support = "support"
     gather = "gather"
 
 

@@ -14,6 +14,7 @@ from exegpt.commands.predict import simulate
 from exegpt.commands.profile import profile
 from exegpt.commands.run import is_launched, run
 from exegpt.commands.solve import solve
+from exegpt.commands.support import support
 from exegpt.commands.up import up
 from exegpt.errors import ConfigError
 from exegpt.report.result_file import write_result
@@ -28,6 +29,7 @@ _COMMANDS = {
     Command.solve: solve,
     Command.simulate: simulate,
     Command.run: run,
+    Command.support: support,
     Command.gather: gather,
 }
 

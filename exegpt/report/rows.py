@@ -86,38 +86,6 @@ def simulate_rows(simulate: Record) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def profile_rows(profile: Record) -> list[tuple[str, str]]:
-    """A profile record: a row per key, per table of a mapping, and per note."""
-    rows: list[tuple[str, str]] = []
-    for key, value in profile.items():
-        label = key.removesuffix("_s").replace("_", " ")
-        match value:
-            case Mapping():
-                rows += [(f"{label}: {name}", _value_text(item)) for name, item in value.items()]
-            case list() | tuple() if key == "notes":
-                rows += [("note", str(note)) for note in value]
-            case int() | float() if key.endswith("_s"):
-                rows.append((label, format_seconds(value)))
-            case _:
-                rows.append((label, _value_text(value)))
-    return rows
-
-
-def _value_text(value: Any) -> str:
-    match value:
-        case None:
-            return ABSENT
-        case Mapping():
-            return ", ".join(f"{key} {_value_text(item)}" for key, item in value.items())
-        case list() | tuple():
-            return ", ".join(map(_value_text, value))
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:,.0f}" if value.is_integer() else format_number(value)
-    return str(value)
-
-
 def steady_text(steady: Record) -> str:
     """The closed form that stands beside a run, in one line."""
     if "infeasible" in steady:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from exegpt.report import rows
 from exegpt.report import solution_rows as solution
+from exegpt.report import support_rows as reach
 from exegpt.report.solution_rows import Record
 from exegpt.report.units import ABSENT, format_number, format_ratio, format_seconds
 
@@ -53,8 +54,23 @@ def simulate_table(simulate: Record, console: Console | None = None) -> None:
 
 
 def profile_table(profile: Record, console: Console | None = None) -> None:
-    """Print what a profile record says: path, points, times, the limits of each table, notes."""
-    _facts(console or Console(width=WIDTH), "Profile", rows.profile_rows(profile))
+    """Print what a profile record says, and of each operator where its costs come from and their reach."""
+    console = console or Console(width=WIDTH)
+    _facts(console, "Profile", reach.profile_rows(profile))
+    _operators(console, profile)
+
+
+def support_table(head: Record, support: Record, console: Console | None = None) -> None:
+    """Print what can be planned and run, what is missing, and where costs come from."""
+    console = console or Console(width=WIDTH)
+    alarm = not support["supported"]
+    _facts(console, "Not supported" if alarm else "Supported", reach.support_rows(head, support), alarm=alarm)
+    _operators(console, support["profile"])
+
+
+def _operators(console: Console, profile: Record) -> None:
+    if lines := reach.operator_rows(profile):
+        _grid(console, "Costs", reach.OPERATOR_COLUMNS, lines, text_columns=4, folding=("up to", "costs"))
 
 
 def gather_table(result: GatherResult, console: Console | None = None) -> None:

@@ -168,7 +168,7 @@ def _moved(pairs: IntArray, support: IntArray, image: FloatArray) -> IntArray:
     # Half a pair ahead, so that rounding has no direction.
     counted = np.floor(shares + 0.5)
     up = np.diff(counted, prepend=0.0)
-    moved = pairs[order].copy()
+    moved: IntArray = pairs[order].copy()
     moved[:, 1] = (low + up).astype(np.int64)
     return moved
 
@@ -177,7 +177,7 @@ def _reshaped(pairs: IntArray, pmf: FloatArray) -> IntArray:
     """Pairs with outputs drawn anew as the quantiles of `pmf`, in the order that they had."""
     order = np.lexsort((pairs[:, 0], pairs[:, 1]))
     quantiles = (np.arange(len(pairs)) + 0.5) / len(pairs)
-    moved = pairs[order].copy()
+    moved: IntArray = pairs[order].copy()
     moved[:, 1] = np.searchsorted(np.cumsum(pmf), quantiles)
     return moved
 

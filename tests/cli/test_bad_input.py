@@ -20,7 +20,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown model": (("model=gpt9",), ("model=gpt9", "hf, ", "opt-125m, opt-13b, qwen3-32b, smollm2-135m")),
     "unknown command": (
         ("command=fly",),
-        ("command=fly", "up, profile, solve, simulate, run, gather"),
+        ("command=fly", "up, profile, solve, simulate, run, support, gather"),
     ),
     "misspelt key": ((*SOLVE, "bound.latncy_s=1"), ("bound.latncy_s", "bound.latency_s?")),
     "misspelt key with +": ((*SOLVE, "+bound.latncy_s=1"), ("bound.latncy_s", "bound.latency_s?")),

@@ -63,7 +63,7 @@ MISTYPED = [
     ("seed=null", "seed=null: expected an integer"),
     ("workload.num_requests=many", "workload.num_requests=many: expected an integer or null"),
     ("profile.refresh=maybe", "profile.refresh=maybe: expected true or false"),
-    ("command=fly", "command=fly: expected one of up, profile, solve, simulate, run, gather"),
+    ("command=fly", "command=fly: expected one of up, profile, solve, simulate, run, support, gather"),
     ("workload.arrival=bursty", "workload.arrival=bursty: expected one of closed, poisson, trace"),
     ("runner.dtype=int8", "runner.dtype=int8: expected one of auto, bfloat16, float32, float16"),
     ("solver.name=magic", "solver.name=magic: expected one of branch_and_bound, exhaustive"),

@@ -138,7 +138,12 @@ def test_profile(console):
         "tp_sizes": [1, 2],
         "device": None,
         "notes": ["made isotone at 3 points"],
-        "limits": {"tp1.linear": {"tokens": 4096.0, "batch": 64}},
+        "limits": {
+            "tp1.linear": {"tokens": 4096.0, "batch": 64},
+            "tp2.linear": {"tokens": 4096.0, "batch": 64},
+            "send": {"bytes": 1e6},
+        },
+        "provenance": {"tp1.linear": "measured", "tp2.linear": "measured"},
     }
     profile_table(profile, console)
     text = squeezed(console)
@@ -149,7 +154,8 @@ def test_profile(console):
         "tp sizes 1, 2",
         "device -",
         "note made isotone at 3 points",
-        "limits: tp1.linear tokens 4,096, batch 64",
+        "linear 1, 2 tokens 4,096, batch 64 measured",
+        "send - bytes 1,000,000 -",
     ):
         assert part in text
 

@@ -3,10 +3,17 @@ import sys
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from exegpt.errors import DistributionError
-from exegpt.workload.pmf import checked_pmf, empirical_pmf, fixed_pmf, percentile, truncated_normal_pmf
+from exegpt.workload.pmf import (
+    _log_normal_cdf,
+    checked_pmf,
+    empirical_pmf,
+    fixed_pmf,
+    percentile,
+    truncated_normal_pmf,
+)
 
 # Paper, table 3: mean, standard deviation, maximum and 99th percentile of the outputs.
 PAPER_OUTPUTS = {
@@ -185,3 +192,9 @@ def test_slow_libraries_are_imported_only_where_used():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_normal_tail_is_scipys():
+    z = np.concatenate([np.linspace(-300, 12, 1000), [-37.0, np.nextafter(-37.0, 0.0)]])
+    # The masses are differences of exp of it: 1e-10 in the logarithm is 1e-10 of a tail.
+    np.testing.assert_allclose(_log_normal_cdf(z), special.log_ndtr(z), rtol=1e-12, atol=1e-15)
