@@ -43,13 +43,13 @@ def main() -> None:
             print(f"| `{key}` | `{match[3]}` | {match[4] or ''} |")
     for group in GROUPS:
         print(f"\n## {group}")
-        for path in sorted((CONF / group).glob("*.yaml")):
+        for path in sorted((CONF / group).rglob("*.yaml")):
             about = " ".join(
                 line[2:]
                 for line in path.read_text().splitlines()
                 if line.startswith("# ") and "@package" not in line
             )
-            print(f"\n### `{group}={path.stem}`\n\n{about}\n")
+            print(f"\n### `{group}={path.relative_to(CONF / group).with_suffix('').as_posix()}`\n\n{about}\n")
             if group == "experiment":
                 continue
             print("| key | value | meaning |\n|---|---|---|")

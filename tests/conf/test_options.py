@@ -18,7 +18,11 @@ from exegpt.settings import Arrival, Command, Job, ProfileSource, RunDtype, Solv
 from exegpt.specs import Counting, ModelFamily, Policy
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+OPTIONS = [
+    (group, path.relative_to(CONF / group).with_suffix("").as_posix())
+    for group in GROUPS
+    for path in sorted((CONF / group).rglob("*.yaml"))
+]
 # What an option cannot know; the test supplies it.
 NEEDS = {
     ("workload", "trace"): "workload.path=trace.csv",
@@ -172,6 +176,28 @@ def test_experiment_beats_the_defaults_and_overrides_beat_it(compose_job: Callab
     assert (job.workload.name, job.workload.num_requests, job.bound_quantile) == ("translation", 8, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("experiment", "num_gpus"),
+    [
+        ("t5-11b", 8),
+        ("opt-13b", 4),
+        ("gpt3-39b", 16),
+        ("gpt3-101b", 16),
+        ("gpt3-175b-a100", 16),
+        ("gpt3-175b-a40", 32),
+        ("gpt3-341b", 48),
+    ],
+)
+def test_experiments_of_the_paper_have_its_gpus(
+    experiment: str, num_gpus: int, compose_job: Callable[..., Job]
+) -> None:
+    job = compose_job(f"experiment=paper/{experiment}", "workload=codegen", "bound=tight")
+    assert job.cluster.gpus_per_node is not None
+    assert job.cluster.num_nodes * job.cluster.gpus_per_node == num_gpus
+    assert job.cluster.gpu == ("a100-80" if "101b" in experiment or "a100" in experiment else "a40-48")
+    assert (job.command, job.workload.name, job.bound_quantile) == (Command.solve, "codegen", 0.1)
+
+
 def test_hf_reads_shape_from_its_path(compose_job: Callable[..., Job], model_dir: Path) -> None:
     job = compose_job("model=hf", f"model.path={model_dir}", "model.name=mine")
     assert (job.model.name, job.model.hidden_size, job.model.num_hidden_layers) == ("mine", 64, 2)
@@ -272,7 +298,7 @@ def test_every_key_is_explained_in_yaml() -> None:
     assert leaves - together - explained == set()
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONF.glob("experiment/**/*.yaml")), ids=lambda path: path.stem)
 def test_experiments_land_at_the_root(path: Path) -> None:
     assert path.read_text().startswith("# @package _global_\n")
     for entry in yaml.safe_load(path.read_text())["defaults"]:
