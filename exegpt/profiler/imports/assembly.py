@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from exegpt.errors import ProfileError
 from exegpt.profiler.analytic import MAX_QUERIES, MAX_TOKENS, analytic_costs, analytic_send
 from exegpt.profiler.grid import FloatArray, Grid, make_grid
+from exegpt.profiler.imports.reach import continued
 from exegpt.profiler.provenance import formula_kind
 from exegpt.profiler.sheet import GpuSheet
 from exegpt.profiler.table import LAYER_OPERATORS, LayerCosts, ProfileKey, ProfileTable, shape_digest
@@ -65,6 +66,14 @@ class Measured:
         self.origins[grid.name] = origin
         if remark:
             self.remarks[grid.name] = remark
+
+    def continue_by(self, formula: Grid, grid: Grid) -> Grid:
+        """A measured table, continued by the formula where that reaches further, which its remark says."""
+        longer, said = continued(grid, formula)
+        if said:
+            before = self.remarks.get(grid.name)
+            self.remarks[grid.name] = f"{before}, {said}" if before else said
+        return longer
 
 
 def mean_by(points: ArrayLike, times: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -163,11 +172,11 @@ def assemble(
         measured.send = None
         measured.origins.pop("send", None)
     send = measured.send
+    if sheet is not None:
+        formula = analytic_send(model, sheet, dtype, MAX_TOKENS, spans_nodes=spans_nodes)
+        send = formula if send is None else measured.continue_by(formula, send)
     if send is None:
-        if sheet is None:
-            raise ProfileError(_lacking(measured.source, "send"))
-        limit = int(max(costs.linear.limit() for costs in layers.values()))
-        send = analytic_send(model, sheet, dtype, limit, spans_nodes=spans_nodes)
+        raise ProfileError(_lacking(measured.source, "send"))
     table = ProfileTable(
         key=ProfileKey(
             model=model.name,
@@ -202,7 +211,7 @@ def _provenance(measured: Measured, table: ProfileTable, sheet: GpuSheet | None)
 
 
 def _notes(measured: Measured, layers: Mapping[int, LayerCosts], sheet: GpuSheet | None) -> tuple[str, ...]:
-    """Which operators came from where, those of one origin together."""
+    """Which files operators came from, or why not; those of one origin together."""
     names = [
         f"tp{tp_size}.{operator}"
         for tp_size, costs in layers.items()
@@ -211,7 +220,9 @@ def _notes(measured: Measured, layers: Mapping[int, LayerCosts], sheet: GpuSheet
     ]
     by_origin: dict[str, list[str]] = {}
     for name in [*names, "send"]:
-        by_origin.setdefault(measured.origins.get(name, FORMULA), []).append(name)
+        # Provenance says which tables are plain formula.
+        if name in measured.origins:
+            by_origin.setdefault(measured.origins[name], []).append(name)
     notes = [f"imported from {measured.source}"]
     if sheet is not None:
         notes.append(f"formulas: {sheet.label}")
@@ -229,22 +240,25 @@ def _complete(
     found = dict(measured.grids[tp_size])
     wanted = [*LAYER_OPERATORS, *(["all_reduce"] if tp_size > 1 else [])]
     missing = [operator for operator in wanted if operator not in found]
-    if missing:
-        if sheet is None:
+    if sheet is None:
+        if missing:
             raise ProfileError(_lacking(measured.source, f"tp{tp_size}.{missing[0]}"))
-        formula = analytic_costs(
-            model,
-            sheet,
-            tp_size,
-            dtype=dtype,
-            max_tokens=int(found["linear"].limit()) if "linear" in found else MAX_TOKENS,
-            max_queries=MAX_QUERIES,
-            max_context_tokens=max(
-                num_ranks * sheet.memory_bytes // model.kv_bytes_per_token(dtype),
-                model.max_position_embeddings,
-            ),
-        )
-        found.update({operator: getattr(formula, operator) for operator in missing})
+        return LayerCosts(**{operator: found[operator] for operator in wanted})
+    formula = analytic_costs(
+        model,
+        sheet,
+        tp_size,
+        dtype=dtype,
+        max_tokens=MAX_TOKENS,
+        max_queries=MAX_QUERIES,
+        max_context_tokens=max(
+            num_ranks * sheet.memory_bytes // model.kv_bytes_per_token(dtype),
+            model.max_position_embeddings,
+        ),
+    )
+    for operator in wanted:
+        grid = getattr(formula, operator)
+        found[operator] = measured.continue_by(grid, found[operator]) if operator in found else grid
     return LayerCosts(**{operator: found[operator] for operator in wanted})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,13 +15,13 @@ from exegpt.profiler.imports.aiconfigurator import aiconfigurator_profile
 from exegpt.profiler.imports.columns import SUFFIXES
 from exegpt.profiler.imports.llmservingsim import llmservingsim_profile
 from exegpt.profiler.imports.vidur import vidur_profile
-from exegpt.profiler.sheet import GpuSheet
+from exegpt.profiler.sheet import GpuSheet, sheet_names
 from exegpt.profiler.table import VERSION, ProfileTable, read_profile, shape_digest, write_profile
 from exegpt.settings import ProfileSource
 from exegpt.specs import Dtype, ModelSpec
 
 # Raised whenever an importer reads the same tables into other numbers.
-IMPORT_VERSION = 1
+IMPORT_VERSION = 2
 
 # Tables that the importers read; whatever else lies beside them does not change a profile.
 _STEMS = {
@@ -114,6 +115,7 @@ def imported_profile(wanted: Import, cache_dir: Path, *, refresh: bool = False) 
         If the tables are damaged, foreign, or lack what no formula may fill in.
     """
     check_model(wanted.model, wanted.source)
+    check_folder(wanted.directory, wanted.sheet)
     if wanted.network is not None and not wanted.network.is_dir():
         raise ProfileError(
             f"profile.network={wanted.network}: no such directory; name one that holds all_reduce.csv and "
@@ -126,7 +128,8 @@ def imported_profile(wanted: Import, cache_dir: Path, *, refresh: bool = False) 
     try:
         table = _read(wanted)
     except ProfileError as error:
-        raise ProfileError(f"profile.path={wanted.directory}: {error}") from error
+        said = str(error).removeprefix(f"{wanted.directory}: ")
+        raise ProfileError(f"profile.path={wanted.directory}: {said}") from error
     write_profile(table, path)
     return table, path
 
@@ -139,6 +142,21 @@ def check_model(model: ModelSpec, source: ProfileSource) -> None:
             f"profile.source={source.value}: its tables are of dense decoder-only models, and {model.name} "
             f"is {kind}; use profile.source=analytic"
         )
+
+
+def check_folder(directory: Path, sheet: GpuSheet | None) -> None:
+    """ProfileError if a folder in the path is named as another card: not all tables say their own."""
+    if sheet is None or sheet.name not in sheet_names():
+        return
+    for folder in reversed(directory.resolve().parts):
+        plain = re.sub(r"[^a-z0-9]", "", folder.lower())
+        # a100 stands for a100-40 and a100-80.
+        cards = [name for name in sheet_names() if plain in (name.replace("-", ""), name.partition("-")[0])]
+        if cards and sheet.name not in cards:
+            raise ProfileError(
+                f"profile.path={directory}: its tables are of {' or '.join(cards)}, by the folder {folder}, "
+                f"but cluster.gpu is {sheet.name}; set cluster.gpu to the card of the tables, or name others"
+            )
 
 
 def _read(wanted: Import) -> ProfileTable:

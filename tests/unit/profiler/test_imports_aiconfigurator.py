@@ -85,7 +85,7 @@ def test_products_in_seconds_with_elementwise_formulas(tmp_path: Path) -> None:
         expected = sum(1e-6 + 1e-12 * m * n * k for n, k in shapes)
         expected += moving_s(model, A100, 1, np.array([float(m)]), 2)[0]
         assert costs.linear.at(m) == pytest.approx(expected)
-    assert costs.linear.limit() == 256
+    assert costs.linear.axes[0][:3].tolist() == [1, 16, 256]
 
 
 def test_weights_between_measured_sizes_are_interpolated_and_said(tmp_path: Path) -> None:
@@ -116,7 +116,8 @@ def test_message_sizes_are_elements(tmp_path: Path) -> None:
     assert table.layers[2].all_reduce is not None
     # 2^20 bytes are 2^19 elements of 16 bits, which took as long as 2^20 of 8 bits.
     assert table.layers[2].all_reduce.at(2**21) == pytest.approx(2e-5 + 2**21 * 1e-11)
-    assert table.layers[2].all_reduce.limit() == 2**25
+    assert 2**25 in table.layers[2].all_reduce.axes[0]
+    assert table.provenance["tp2.all_reduce"].endswith("scaled by formula beyond 33,554,432 bytes")
     assert table.layers[1].all_reduce is None
 
 

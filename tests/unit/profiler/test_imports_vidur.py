@@ -9,7 +9,7 @@ import pytest
 from import_tables import llama, write_table
 
 from exegpt.errors import ProfileError
-from exegpt.profiler.analytic import analytic_profile
+from exegpt.profiler.analytic import MAX_TOKENS, analytic_profile
 from exegpt.profiler.imports import vidur_profile
 from exegpt.profiler.sheet import read_sheet
 from exegpt.specs import Dtype, ModelFamily
@@ -99,7 +99,7 @@ def test_a_layer_is_the_sum_of_its_kernels_in_seconds(tmp_path: Path) -> None:
     assert table.layers[1].linear.at(64) == pytest.approx(64e-6 * (54 + 10))
     assert table.layers[2].linear.at(64) == pytest.approx(32e-6 * (54 + 10))
     assert table.layers[1].embed.at(512) == pytest.approx(512e-6)
-    assert table.layers[1].linear.limit() == 512
+    assert table.layers[1].linear.limit() == MAX_TOKENS
     assert table.key.device == "a40-48"
     assert table.measured_s == 0
 
@@ -113,9 +113,7 @@ def test_a_model_without_rotation_leaves_it_out(tmp_path: Path) -> None:
 def test_what_the_tables_lack_comes_from_the_sheet_and_is_said(tmp_path: Path) -> None:
     write_table(tmp_path / "mlp.csv", mlp_rows())
     table = imported(tmp_path)
-    formula = analytic_profile(
-        llama(), A40, dtype=Dtype.float16, tp_sizes=(1, 2), num_ranks=2, max_tokens=512
-    )
+    formula = analytic_profile(llama(), A40, dtype=Dtype.float16, tp_sizes=(1, 2), num_ranks=2)
     for operator in ("head", "encode_attention", "decode_attention", "decode_overhead", "all_reduce"):
         assert np.array_equal(
             getattr(table.layers[2], operator).values_s, getattr(formula.layers[2], operator).values_s
@@ -123,7 +121,8 @@ def test_what_the_tables_lack_comes_from_the_sheet_and_is_said(tmp_path: Path) -
     assert np.array_equal(table.send.values_s, formula.send.values_s)
     notes = "\n".join(table.notes)
     assert "measured (mlp.csv): tp1.linear, tp1.embed, tp2.linear, tp2.embed" in notes
-    assert "formula: tp1.encode_attention" in notes
+    assert table.provenance["tp1.encode_attention"] == "formula (a40-48, uncalibrated)"
+    assert table.provenance["tp2.linear"] == "measured (Vidur), scaled by formula beyond 512 tokens"
     assert f"formulas: {A40.label}" in notes
 
 
