@@ -119,6 +119,7 @@ def finish_s(
     num_micro_batches: int,
     offset_s: FloatArray | None = None,
     spread_s: FloatArray | None = None,
+    encode_splits: int = 1,
 ) -> FloatArray:
     """When the last micro-batch ends each decode iteration, counted from the start of encoding.
 
@@ -128,6 +129,8 @@ def finish_s(
     decode_s : float array, shape (..., n, P)
     offset_s : float array, shape (..., P), optional
         When each stage is free for the encode phase; all at once if not given.
+    encode_splits : int
+        Encode micro-batches per decode micro-batch; `encode_s` is of one of them.
 
     Returns
     -------
@@ -136,7 +139,7 @@ def finish_s(
     encode, decode, finite = _finite(encode_s, decode_s)
     m = num_micro_batches
     offset = np.zeros_like(encode) if offset_s is None else np.where(finite[..., None], offset_s, 0.0)
-    first, last = ((offset[..., None] + paths).max(-2) for paths in _encode_paths(encode, m, spread_s))
+    first, last = ((offset[..., None] + paths).max(-2) for paths in _encode_paths(encode, m, spread_s, encode_splits))
     whole, period = decode.sum(-1), period_s(decode, m)
     # Through the end of encoding: a micro-batch passes all stages, and those behind it follow.
     passed = np.maximum(last[..., -1], first[..., -1] + (m - 1) * decode[..., 0, :].max(-1)) + whole[..., 0]
@@ -179,10 +182,13 @@ def _sum_behind_first(values: FloatArray, axis: int = -1) -> FloatArray:
     return np.asarray(sums - np.take(values, [0], axis=axis))
 
 
-def _encode_paths(encode_s: FloatArray, m: int, spread_s: FloatArray | None) -> tuple[FloatArray, FloatArray]:
-    """Longest path from the phase's first job on stage i to its first, and last, job's end on stage j.
+def _encode_paths(
+    encode_s: FloatArray, m: int, spread_s: FloatArray | None, splits: int = 1
+) -> tuple[FloatArray, FloatArray]:
+    """Longest path from the phase's first job on stage i to an end on stage j.
 
-    Shape (..., P, P) each, with minus infinity below the diagonal.
+    The ends are those of the first micro-batch, which is encoded in `splits` jobs, and of the last of the
+    m; shape (..., P, P) each, with minus infinity below the diagonal.
     """
     num_stages = encode_s.shape[-1]
     first = np.full((*encode_s.shape, num_stages), -np.inf)
@@ -190,7 +196,8 @@ def _encode_paths(encode_s: FloatArray, m: int, spread_s: FloatArray | None) -> 
     for i in range(num_stages):
         first[..., i, i:] = np.cumsum(encode_s[..., i:], axis=-1)
         slowest = np.maximum.accumulate(encode_s[..., i:], axis=-1)
-        last[..., i, i:] = first[..., i, i:] + _times(m - 1, slowest)
+        last[..., i, i:] = first[..., i, i:] + _times(m * splits - 1, slowest)
+        first[..., i, i:] += _times(splits - 1, slowest)
         if spread_s is not None:
             # The slowest stage does every job; the others are passed with the job that is longest.
             gains = spread_s[..., i:]

@@ -31,7 +31,8 @@ class SteadyState(Serving):
 
     @cached_property
     def _forms(self) -> Mapping[Policy, RraForm | StaticForm]:
-        return {Policy.RRA: RraForm(self), Policy.STATIC: StaticForm(self)}
+        static = StaticForm(self)
+        return {Policy.RRA: RraForm(self), Policy.STATIC: static, Policy.STATIC_HYBRID: static}
 
     def _form(self, policy: Policy) -> RraForm | StaticForm:
         if policy not in self._forms:

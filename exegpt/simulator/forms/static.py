@@ -1,4 +1,8 @@
-"""STATIC in closed form: a batch until its longest query ends, K/V at maximum length (FasterTransformer)."""
+"""STATIC and STATIC_HYBRID in closed form: a batch until its longest query ends, K/V at maximum length.
+
+STATIC is FasterTransformer's way. STATIC_HYBRID (DeepSpeed-Inference) encodes in more micro-batches
+than it decodes in. Both are bound on the longest output, as finished rows are computed until then.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,25 @@ import math
 
 import numpy as np
 
+from exegpt.errors import ConfigError
 from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import Choice, Estimates, IntArray
-from exegpt.simulator.pipeline import finish_s, period_s, phase_s
+from exegpt.simulator.forms.spread import ragged_spread_s
+from exegpt.simulator.pipeline import encode_end_s, finish_s, period_s
 from exegpt.simulator.serving import Serving, make_estimates
 
 
 class StaticForm:
-    """Estimates of STATIC."""
+    """Estimates of STATIC and STATIC_HYBRID."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
 
     def estimate(self, choice: Choice, batch: FloatArray, extent: IntArray) -> Estimates:
-        m = choice.num_micro_batches
-        encode = self.serving.encode_s(choice.stages, batch / m)
-        ttft = phase_s(encode, m)
+        m, splits = choice.num_micro_batches, encode_splits_of(choice)
+        encode = self.serving.encode_s(choice.stages, batch / (m * splits))
+        spread = ragged_spread_s(self.serving, choice.stages, batch / (m * splits), m * splits, encode)
+        ttft = encode_end_s(encode, m * splits, np.zeros_like(encode), spread)
         longest = self.serving.completion.max_iterations
         per_micro_batch = batch[:, None] / m
         contexts = per_micro_batch * (self.serving.mean_input + 1 + np.arange(longest))
@@ -31,13 +38,13 @@ class StaticForm:
             decode = self.serving.costs(choice.stages).decode_s(
                 np.broadcast_to(per_micro_batch, contexts.shape), contexts
             )
-            finish = finish_s(encode, decode, m)
+            finish = finish_s(encode, decode, m, spread_s=spread, encode_splits=splits)
             steps = np.diff(finish, axis=1, prepend=ttft[:, None])
             total = ttft + (steps * self._shares(per_micro_batch[:, 0], decode, m)).sum(-1)
             latency = finish[:, -1]
         slot = self.serving.lengths.max_input + self.serving.lengths.max_output + self.serving.page_size - 1
         memory = self.serving.memory(
-            choice.stages, batch * slot, batch / m * self.serving.mean_input, batch / m
+            choice.stages, batch * slot, batch / (m * splits) * self.serving.mean_input, batch / m
         )
         return make_estimates(batch / total, latency, ttft, longest, batch, total, memory)
 
@@ -54,3 +61,20 @@ class StaticForm:
             chance = math.comb(m, k) * there**k * (1 - there) ** (m - k)
             expected += chance * period_s(decode_s, k)
         return np.asarray(expected / full)
+
+
+def encode_splits_of(choice: Choice) -> int:
+    """Encode micro-batches per decode micro-batch.
+
+    Raises
+    ------
+    ConfigError
+        If they do not divide.
+    """
+    splits, rest = divmod(choice.encode_micro_batches or choice.num_micro_batches, choice.num_micro_batches)
+    if rest or splits < 1:
+        raise ConfigError(
+            f"encode_micro_batches={choice.encode_micro_batches} must be a multiple of "
+            f"num_micro_batches={choice.num_micro_batches}"
+        )
+    return splits
