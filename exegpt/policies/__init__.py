@@ -7,7 +7,7 @@ from exegpt.policies.iteration import Iteration
 from exegpt.policies.rra import RRA
 from exegpt.policies.static import Static
 from exegpt.policies.static_hybrid import StaticHybrid
-from exegpt.schedule import Knobs, Schedule
+from exegpt.schedule import Schedule
 from exegpt.specs import Policy
 
 
@@ -20,17 +20,18 @@ def make_policy(schedule: Schedule) -> PolicyMachine | TurnMachine:
         case Policy.STATIC:
             return Static(knobs.encode_batch_size)
         case Policy.STATIC_HYBRID:
-            return StaticHybrid(knobs.encode_batch_size, _needed(knobs, "encode_micro_batches"))
+            return StaticHybrid(
+                knobs.encode_batch_size, _needed("encode_micro_batches", knobs.encode_micro_batches)
+            )
         case Policy.ITERATION:
-            return Iteration(knobs.decode_batch_size)
+            return Iteration(knobs.decode_batch_size, knobs.encode_batch_size)
         case Policy.CHUNKED:
-            return Chunked(knobs.decode_batch_size, _needed(knobs, "token_budget"))
+            return Chunked(knobs.decode_batch_size, _needed("token_budget", knobs.token_budget))
         case policy:
             raise ConfigError(f"schedule: policy={policy.value} has no machine; solve for another policy")
 
 
-def _needed(knobs: Knobs, name: str) -> int:
-    value = getattr(knobs, name, None)
+def _needed(name: str, value: int | None) -> int:
     if value is None:
         raise ConfigError(f"schedule: knobs.{name} is missing, which the policy needs; solve again")
-    return int(value)
+    return value

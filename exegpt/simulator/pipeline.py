@@ -139,7 +139,9 @@ def finish_s(
     encode, decode, finite = _finite(encode_s, decode_s)
     m = num_micro_batches
     offset = np.zeros_like(encode) if offset_s is None else np.where(finite[..., None], offset_s, 0.0)
-    first, last = ((offset[..., None] + paths).max(-2) for paths in _encode_paths(encode, m, spread_s, encode_splits))
+    first, last = (
+        (offset[..., None] + paths).max(-2) for paths in _encode_paths(encode, m, spread_s, encode_splits)
+    )
     whole, period = decode.sum(-1), period_s(decode, m)
     # Through the end of encoding: a micro-batch passes all stages, and those behind it follow.
     passed = np.maximum(last[..., -1], first[..., -1] + (m - 1) * decode[..., 0, :].max(-1)) + whole[..., 0]

@@ -10,6 +10,7 @@ import numpy as np
 from exegpt.errors import ConfigError, ProfileRangeError
 from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import Choice, Estimates, IntArray
+from exegpt.simulator.forms.iteration import IterationForm
 from exegpt.simulator.forms.rra import RraForm
 from exegpt.simulator.forms.static import StaticForm
 from exegpt.simulator.serving import Serving
@@ -30,11 +31,16 @@ class SteadyState(Serving):
             )
 
     @cached_property
-    def _forms(self) -> Mapping[Policy, RraForm | StaticForm]:
+    def _forms(self) -> Mapping[Policy, RraForm | StaticForm | IterationForm]:
         static = StaticForm(self)
-        return {Policy.RRA: RraForm(self), Policy.STATIC: static, Policy.STATIC_HYBRID: static}
+        return {
+            Policy.RRA: RraForm(self),
+            Policy.STATIC: static,
+            Policy.STATIC_HYBRID: static,
+            Policy.ITERATION: IterationForm(self),
+        }
 
-    def _form(self, policy: Policy) -> RraForm | StaticForm:
+    def _form(self, policy: Policy) -> RraForm | StaticForm | IterationForm:
         if policy not in self._forms:
             allowed = ", ".join(p.value for p in self._forms)
             raise ConfigError(f"policy {policy.value} cannot be planned yet; allowed are {allowed}")

@@ -88,6 +88,11 @@ class Completion:
         self._cached_floats = 0
 
     @property
+    def token_tails(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """By age a, of a query's X = [D > a] (input + 1 + a): P(D > a), E[X] and E[X^2]."""
+        return self._exact
+
+    @property
     def max_iterations(self) -> int:
         """Largest D."""
         return len(self._pmf) - 1
