@@ -16,9 +16,18 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from exegpt.commands.main import execute, is_launched, own_rank, rank_argv, refuse_sweep, write_failure
+from exegpt.commands.main import (
+    answer_unsupported,
+    execute,
+    is_launched,
+    own_rank,
+    rank_argv,
+    refuse_sweep,
+    write_failure,
+)
 from exegpt.config import explain, register, to_job
-from exegpt.errors import ExeGPTError
+from exegpt.errors import ExeGPTError, ModelError
+from exegpt.settings import Command
 
 register()
 
@@ -38,6 +47,9 @@ def main(cfg: DictConfig) -> None:
     try:
         execute(to_job(cfg), output_dir, overrides)
     except ExeGPTError as error:
+        if command == Command.support.value and isinstance(error, ModelError):
+            answer_unsupported(output_dir, overrides, error)
+            return
         write_failure(output_dir, command, overrides, error)
         if os.environ.get(SHOW_TRACEBACK) == "1":
             raise

@@ -2,6 +2,7 @@
 
 ExeGPTError
 ├── ConfigError           a key, a value or a file the user named is wrong
+│   ├── ModelError        a model's config.json describes what cannot be planned for
 │   ├── TraceError        a trace, prompt or length file cannot be read
 │   ├── WeightsError      weights are missing, truncated or of another model
 │   ├── ProfileError      a profile is corrupt or belongs to another device or model
@@ -23,6 +24,10 @@ class ExeGPTError(Exception):
 
 class ConfigError(ExeGPTError):
     """A key, a value or a file named in the configuration is wrong."""
+
+
+class ModelError(ConfigError):
+    """A model's config.json describes layers that cannot be planned for, or lacks what describes them."""
 
 
 class TraceError(ConfigError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exegpt.errors import ConfigError
+from exegpt.errors import ConfigError, ModelError
 from exegpt.hf_families import BUILDERS
 from exegpt.hf_keys import HfKeys
 from exegpt.specs import ModelSpec
@@ -32,7 +32,9 @@ def read_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
     Raises
     ------
     ConfigError
-        If there is no such file, it is no JSON object, or `model_from_hf` refuses it.
+        If there is no such file, or it is no JSON object.
+    ModelError
+        If `model_from_hf` refuses it.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -49,7 +51,10 @@ def read_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: expected a JSON object of config keys, found {type(config).__name__}")
     default = file.resolve().parent.name if file.name == "config.json" else file.stem.removesuffix(".config")
-    return model_from_hf(config, name=name or default, source=str(file))
+    try:
+        return model_from_hf(config, name=name or default, source=str(file))
+    except ConfigError as error:
+        raise ModelError(str(error)) from error
 
 
 def model_from_hf(config: Mapping[str, Any], *, name: str, source: str) -> ModelSpec:

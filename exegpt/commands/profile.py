@@ -15,7 +15,7 @@ from exegpt.commands.context import Context
 from exegpt.errors import ConfigError
 from exegpt.profiler.analytic import analytic_profile
 from exegpt.profiler.job import MEASURE_MODULE, MeasureJob, write_measure_job
-from exegpt.profiler.provenance import formula_provenance, provenance_of
+from exegpt.profiler.provenance import provenance_of
 from exegpt.profiler.sheet import GpuSheet, sheet_names
 from exegpt.profiler.table import VERSION as PROFILE_VERSION
 from exegpt.profiler.table import (
@@ -125,11 +125,7 @@ def _analytic(context: Context) -> ProfileTable:
         gpus_per_node=cluster.gpus_per_node,
     )
     # A local GPU's profile is of the name that its driver gives, which the sheet knows it by.
-    return replace(
-        table,
-        key=replace(table.key, device=cluster.device),
-        provenance=formula_provenance(table.grids(), _sheet(context)),
-    )
+    return replace(table, key=replace(table.key, device=cluster.device))
 
 
 def _sheet(context: Context) -> GpuSheet:

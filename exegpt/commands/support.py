@@ -58,6 +58,20 @@ def support(context: Context) -> None:
     support_table(head, record, context.console)
 
 
+def unsupported_record(reason: str) -> dict[str, Any]:
+    """The `support` record of a model whose layers cannot be described."""
+    return {
+        "supported": False,
+        "runnable": False,
+        "missing": [f"model: {reason}"],
+        "not_runnable": [],
+        "notes": [],
+        "memory": None,
+        "window": None,
+        "profile": None,
+    }
+
+
 def _memory(context: Context, found: Findings) -> dict[str, Any]:
     """One copy of the weights against the cluster."""
     model, cluster = context.job.model, context.cluster

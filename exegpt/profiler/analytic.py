@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from exegpt.errors import ConfigError
 from exegpt.profiler.formulas import embed_s, encode_linear_s, head_s, linear_s
 from exegpt.profiler.grid import FloatArray, Grid, make_grid
+from exegpt.profiler.provenance import formula_provenance
 from exegpt.profiler.roofline import (
     all_reduce_s,
     decode_attention_s,
@@ -102,7 +104,7 @@ def analytic_profile(
         for tp_size in sorted(set(tp_sizes))
     }
     spans_nodes = gpus_per_node is not None and num_ranks > gpus_per_node
-    return ProfileTable(
+    table = ProfileTable(
         key=ProfileKey(
             model=model.name,
             shape=shape_digest(model),
@@ -120,6 +122,7 @@ def analytic_profile(
             f"messages between stages over {(sheet.inter_node if spans_nodes else sheet.intra_node).kind}",
         ),
     )
+    return replace(table, provenance=formula_provenance(table.grids(), sheet))
 
 
 def analytic_send(

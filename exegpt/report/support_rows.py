@@ -49,10 +49,12 @@ def support_rows(head: Record, support: Record) -> list[tuple[str, str]]:
     rows = [(key, str(value)) for key, value in head.items()]
     rows.append(("planning", "yes" if support["supported"] else "no"))
     rows.append(("running here", "yes" if support["runnable"] else "no"))
-    rows.append(("memory", _memory_text(support["memory"])))
-    rows.append(("window", _window_text(support["window"])))
-    profile = support["profile"]
-    rows.append(("profile", str(profile.get("path") or f"{profile['source']}, without a file")))
+    if support["memory"] is not None:
+        rows.append(("memory", _memory_text(support["memory"])))
+    if support["window"] is not None:
+        rows.append(("window", _window_text(support["window"])))
+    if (profile := support["profile"]) is not None:
+        rows.append(("profile", str(profile.get("path") or f"{profile['source']}, without a file")))
     for label, key in (("missing", "missing"), ("not runnable", "not_runnable"), ("note", "notes")):
         rows += [(label, str(text)) for text in support[key]]
     return rows

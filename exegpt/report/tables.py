@@ -65,7 +65,7 @@ def support_table(head: Record, support: Record, console: Console | None = None)
     console = console or Console(width=WIDTH)
     alarm = not support["supported"]
     _facts(console, "Not supported" if alarm else "Supported", reach.support_rows(head, support), alarm=alarm)
-    _operators(console, support["profile"])
+    _operators(console, support["profile"] or {})
 
 
 def _operators(console: Console, profile: Record) -> None:

@@ -49,6 +49,16 @@ def test_what_is_missing(place: Callable[[], Path]) -> None:
     assert "cannot be measured here" in record["missing"][2]
 
 
+def test_a_model_of_unknown_layers_is_an_answer(place: Callable[[], Path]) -> None:
+    cwd = place()
+    (cwd / "config.json").write_text(json.dumps({"model_type": "mamba2"}))
+    overrides = ("model=hf", f"model.path={cwd}", "cluster=a100-16")
+    record = launch(cwd, *overrides, "command=support").succeeded().result["support"]
+    assert record["supported"] is False
+    assert "model_type='mamba2' is not supported; known architectures" in record["missing"][0]
+    assert launch(place(), *overrides, "command=solve").code == 2
+
+
 def test_planning_on_a_sheet_starts_without_what_only_runs_need(place: Callable[[], Path]) -> None:
     """Each of these takes longer to import than a plan; plots and measuring import them themselves."""
     code = (

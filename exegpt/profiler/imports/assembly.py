@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from exegpt.errors import ProfileError
-from exegpt.profiler.analytic import MAX_QUERIES, MAX_TOKENS, analytic_costs, analytic_send
+from exegpt.profiler.analytic import (
+    MAX_QUERIES,
+    MAX_TOKENS,
+    analytic_costs,
+    analytic_host_copy,
+    analytic_send,
+)
 from exegpt.profiler.grid import FloatArray, Grid, make_grid
 from exegpt.profiler.imports.reach import continued
 from exegpt.profiler.provenance import formula_kind
@@ -188,6 +194,7 @@ def assemble(
         ),
         layers=layers,
         send=send,
+        host_copy=None if sheet is None else analytic_host_copy(model, sheet, dtype, MAX_TOKENS),
         measured_s=0.0,
         notes=_notes(measured, layers, sheet),
     )

@@ -21,7 +21,7 @@ from exegpt.settings import ProfileSource
 from exegpt.specs import Dtype, ModelSpec
 
 # Raised whenever an importer reads the same tables into other numbers.
-IMPORT_VERSION = 2
+IMPORT_VERSION = 3
 
 # Tables that the importers read; whatever else lies beside them does not change a profile.
 _STEMS = {

@@ -110,7 +110,7 @@ def test_newer_tables_in_microseconds(folder: Path) -> None:
     notes = "\n".join(table.notes)
     assert "measured (dense.csv, per_sequence.csv): tp1.head" in notes
     plain = [name for name, text in table.provenance.items() if text.startswith("formula")]
-    assert plain == ["send", "tp1.encode_overhead", "tp1.decode_overhead"]
+    assert plain == ["send", "host_copy", "tp1.encode_overhead", "tp1.decode_overhead"]
 
 
 def test_older_tables_in_nanoseconds(folder: Path) -> None:
