@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +30,8 @@ class Serving:
         The bound's query has this percentile of the output lengths.
     page_size : int
         Tokens of a K/V page.
+    memory_bytes : float
+        Of a GPU; a decode pipeline that cannot keep up with encoding fills it.
     """
 
     def __init__(
@@ -40,11 +43,13 @@ class Serving:
         counting: Counting = Counting.exact,
         length_percentile: float = 99.0,
         page_size: int = 16,
+        memory_bytes: float = math.inf,
     ) -> None:
         self.model = model
         self.profile = profile
         self.lengths = lengths
         self.page_size = page_size
+        self.memory_bytes = memory_bytes
         self.completion = Completion(lengths, counting)
         self.bound_output_tokens = lengths.output_percentile(length_percentile)
         # Moments are sums over the pmfs; the search asks for them thousands of times.

@@ -9,10 +9,12 @@ import numpy as np
 
 from exegpt.errors import ConfigError, ProfileRangeError
 from exegpt.profiler.grid import FloatArray
+from exegpt.schedule import SIDED_POLICIES
 from exegpt.simulator.choice import Choice, Estimates, IntArray
 from exegpt.simulator.forms.iteration import IterationForm
 from exegpt.simulator.forms.rra import RraForm
 from exegpt.simulator.forms.static import StaticForm
+from exegpt.simulator.forms.waa import SidesForm
 from exegpt.simulator.serving import Serving
 from exegpt.specs import Policy
 
@@ -31,16 +33,17 @@ class SteadyState(Serving):
             )
 
     @cached_property
-    def _forms(self) -> Mapping[Policy, RraForm | StaticForm | IterationForm]:
-        static = StaticForm(self)
+    def _forms(self) -> Mapping[Policy, RraForm | StaticForm | IterationForm | SidesForm]:
+        static, sides = StaticForm(self), SidesForm(self)
         return {
             Policy.RRA: RraForm(self),
             Policy.STATIC: static,
             Policy.STATIC_HYBRID: static,
             Policy.ITERATION: IterationForm(self),
+            **dict.fromkeys(SIDED_POLICIES, sides),
         }
 
-    def _form(self, policy: Policy) -> RraForm | StaticForm | IterationForm:
+    def _form(self, policy: Policy) -> RraForm | StaticForm | IterationForm | SidesForm:
         if policy not in self._forms:
             allowed = ", ".join(p.value for p in self._forms)
             raise ConfigError(f"policy {policy.value} cannot be planned yet; allowed are {allowed}")

@@ -22,22 +22,23 @@ class Transfer:
     grid : Grid
         Seconds of one copy, by bytes. What is larger than was profiled goes in several copies.
     source_bytes, target_bytes : int
-        K/V bytes of a token on the fullest rank of the encode and of the decode pipeline.
+        K/V bytes of a token on the fullest rank of the encode and of the decode pipeline; arrays
+        for as many pairs of pipelines.
     through_host : bool
         WAA: source -> host memory -> target, two copies one after the other, each of which keeps one
         side's link busy. Else they are one message, which keeps both busy as long as the longer takes.
     """
 
     grid: Grid
-    source_bytes: int
-    target_bytes: int
+    source_bytes: int | FloatArray
+    target_bytes: int | FloatArray
     through_host: bool
 
     def source_s(self, tokens: FloatArray) -> FloatArray:
         """How long the encode side's link is busy with `tokens` prompt tokens; same shape."""
         if self.through_host:
             return self._copies_s(tokens * self.source_bytes)
-        return self._copies_s(tokens * max(self.source_bytes, self.target_bytes))
+        return self._copies_s(tokens * np.maximum(self.source_bytes, self.target_bytes))
 
     def target_s(self, tokens: FloatArray) -> FloatArray:
         """How long the decode side's link is busy; same shape."""
