@@ -24,6 +24,7 @@ from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import Choice, Estimates, IntArray
 from exegpt.simulator.forms.decode_pool import DecodePools, Pools, between, meeting_point
 from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan
+from exegpt.simulator.pipeline import BoolArray
 from exegpt.simulator.serving import Serving, make_estimates
 from exegpt.simulator.transfer import make_transfer
 from exegpt.specs import Policy
@@ -64,7 +65,7 @@ class _Balance:
     query_s: FloatArray
     last_s: FloatArray
     under_way: FloatArray
-    decode_limits: np.ndarray
+    decode_limits: BoolArray
 
 
 class SidesForm:
@@ -174,7 +175,7 @@ class SidesForm:
         fits[:, 0] = True
         drain = np.where(fits, pools.drain_per_s, -1.0)
         enough = drain >= offered[:, None]
-        decode_limits = ~enough.any(axis=1)
+        decode_limits = np.logical_not(enough.any(axis=1))
         at = np.where(decode_limits, drain.argmax(axis=1), enough.argmax(axis=1))
         before = np.maximum(at - 1, 0)
         pool, share = meeting_point(
@@ -196,7 +197,7 @@ class SidesForm:
         spare = np.where(decode_limits, (batch - 1) / 2, batch)
         waiting = per_s * (inflow.passage_s + inflow.transfer_s + period / 2)
         under = np.where(per_s > 0, waiting, 0.0) + spare
-        return _Balance(pool, per_s, period, query, last, under, decode_limits)
+        return _Balance(pool, per_s, period, query, last, under, np.asarray(decode_limits))
 
     @cached_property
     def _bound_weight(self) -> float:
