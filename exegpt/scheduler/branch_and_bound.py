@@ -1,197 +1,264 @@
-"""Best-first branch and bound over boxes of B_E x N_D, all choices in one queue.
+"""Best-first branch and bound over boxes of batch x extent, all choices of all policies in one queue.
 
-The queue is ordered by the upper bound of throughput. Boxes come off it in batches, so that bounds
-are computed as arrays; small boxes are evaluated whole. When the best bound left is no higher than
-the incumbent, the incumbent is optimal in the space: the gap is zero.
+The queue is ordered by what a box can at best hold. Boxes come off it many at a time, so that bounds
+are computed as arrays over choices; small boxes are evaluated whole. When the best bound left is no better
+than the incumbent, the incumbent is optimal in the space: the gap is zero. Every policy has its own
+incumbent, since the answer names each policy's best schedule.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from exegpt.profiler.grid import FloatArray
-from exegpt.scheduler.exhaustive import Constraints, Estimate, find_binding, take_best
-from exegpt.scheduler.result import Best, Rejections, SearchResult
-from exegpt.scheduler.space import Space
-from exegpt.simulator.steady import Choice, IntArray
+from exegpt.scheduler.candidates import Constraints, Evaluate, Tally
+from exegpt.scheduler.result import Best
+from exegpt.scheduler.space import PolicySpace
+from exegpt.simulator.choice import Bounds, Choice, IntArray
 
-# (choice, batches (n, 2), iterations (n, 2)) -> throughput upper, latency lower, memory lower, each (n,)
-Bound = Callable[[Choice, IntArray, IntArray], tuple[FloatArray, FloatArray, FloatArray]]
+# (choices, which (n,), batches (n, 2), extents (n, 2)) -> bounds
+BoundBoxes = Callable[[Sequence[Choice], IntArray, IntArray, IntArray], Bounds]
 
-# Boxes split at a time, and candidates of a box that is evaluated whole instead of split. Larger
-# numbers cost more evaluations, smaller ones more calls; times differ little between 16 and 64.
-BOXES_AT_ONCE = 32
-LEAF_CANDIDATES = 24
+# (choices, which (n,), batch (n,), extent (n,)) -> bounds of single candidates, or None
+RefineCandidates = Callable[[Sequence[Choice], IntArray, IntArray, IntArray], Bounds | None]
+
+# Boxes and candidates taken off the queue at a time; and candidates of a box that is looked at one by one
+# instead of split. More at a time cost what the next incumbent would have dropped; fewer cost calls.
+BOXES_AT_ONCE = 128
+CANDIDATES_AT_ONCE = 32
+LEAF_CANDIDATES = 32
+# Where the search starts: candidates spread over the most promising choices, then around the best one.
+SEED_CHOICES = 4
+SEED_POINTS = 7
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    choice: int
-    batches: tuple[int, int]
-    iterations: tuple[int, int]
+@dataclass(slots=True)
+class _PolicySearch:
+    """One policy's space, incumbent and counts."""
 
-    @property
-    def size(self) -> int:
-        return (self.batches[1] - self.batches[0] + 1) * (self.iterations[1] - self.iterations[0] + 1)
-
-    def halves(self) -> tuple[_Box, _Box]:
-        """Cut the side that spans the greater ratio; costs change with ratios, not with differences."""
-        (b0, b1), (n0, n1) = self.batches, self.iterations
-        if b0 < b1 and (b1 / b0 >= n1 / n0 or n0 == n1):
-            middle = min(max(int((b0 * b1) ** 0.5), b0), b1 - 1)
-            return _Box(self.choice, (b0, middle), (n0, n1)), _Box(self.choice, (middle + 1, b1), (n0, n1))
-        middle = min(max(int((n0 * n1) ** 0.5), n0), n1 - 1)
-        return _Box(self.choice, (b0, b1), (n0, middle)), _Box(self.choice, (b0, b1), (middle + 1, n1))
+    space: PolicySpace
+    tally: Tally
+    best: Best | None = None
+    num_evaluations: int = 0
+    seen: set[tuple[int, int, int]] = field(default_factory=set)
 
 
 class _Search:
     def __init__(
         self,
-        choices: list[Choice],
-        estimate: Estimate,
-        bound: Bound,
+        spaces: Sequence[PolicySpace],
+        evaluate: Evaluate,
+        bound: BoundBoxes,
+        refine: RefineCandidates,
         constraints: Constraints,
-        mean_output_tokens: float,
+        objective: str,
     ) -> None:
-        self.choices = choices
-        self.estimate = estimate
-        self.bound = bound
+        self.policies = [_PolicySearch(space, Tally()) for space in spaces]
+        self.evaluate_choice = evaluate
+        self.bound_boxes = bound
+        self.refine_candidates = refine
         self.constraints = constraints
-        self.mean_output_tokens = mean_output_tokens
-        self.best: Best | None = None
-        self.rejections = Rejections()
-        self.num_evaluations = 0
-        # Candidates sampled from boxes that were split since; a leaf need not look at them again.
-        self.sampled: set[tuple[int, int, int]] = set()
-        self.heap: list[tuple[float, int, _Box]] = []
+        self.objective = objective
+        self.slack = SLACK if objective == "throughput" else 1.0
+        # Boxes are rows of indices: policy, choice, first and last batch, first and last extent.
+        self.heap: list[tuple[float, int, tuple[int, ...]]] = []
         self.tie = itertools.count()
 
-    @property
-    def incumbent(self) -> float:
-        return self.best.throughput_per_s if self.best else 0.0
+    def incumbent(self, policy: int) -> float:
+        """Score that a candidate of a policy has to beat."""
+        best = self.policies[policy].best
+        return -np.inf if best is None else best.score
 
-    def push(self, boxes: list[_Box]) -> None:
-        """Bound boxes and queue those that can still hold a better feasible candidate."""
-        for choice in sorted({box.choice for box in boxes}):
-            mine = [box for box in boxes if box.choice == choice]
-            batches = np.asarray([box.batches for box in mine])
-            iterations = np.asarray([box.iterations for box in mine])
-            upper, latency, memory = self.bound(self.choices[choice], batches, iterations)
-            # Values just over a limit through rounding must not prune what evaluation would accept.
-            slack = 1 + 1e-9
-            alive = (upper * slack > self.incumbent) & (latency <= self.constraints.bound.latency_s * slack)
-            alive &= memory <= self.constraints.memory_bytes * slack
-            for i in np.flatnonzero(alive):
-                heapq.heappush(self.heap, (-float(upper[i]), next(self.tie), mine[i]))
+    def push(self, boxes: IntArray) -> None:
+        """Bound boxes (n, 6) and queue those that can still hold a better feasible candidate.
 
-    def sample(self, choice: int, cell: tuple[int, int]) -> list[tuple[int, int]]:
-        """The cell, if it has not been sampled before."""
-        if (choice, *cell) in self.sampled:
-            return []
-        self.sampled.add((choice, *cell))
-        return [cell]
+        Single candidates are bounded once more, closely, and wait in the queue to be evaluated.
+        """
+        for policy in np.unique(boxes[:, 0]).tolist():
+            mine = boxes[boxes[:, 0] == policy]
+            space = self.policies[policy].space
+            batches, extents = space.values(mine[:, 1], mine[:, 2:4], mine[:, 4:6])
+            bounds = self.bound_boxes(space.choices, mine[:, 1], batches, extents)
+            mine, score = self._alive(policy, mine, bounds)
+            single = (mine[:, 2] == mine[:, 3]) & (mine[:, 4] == mine[:, 5])
+            self._queue(mine[~single], score[~single])
+            self._push_candidates(policy, mine[single], score[single])
 
-    def evaluate(self, choice: int, cells: list[tuple[int, int]]) -> None:
-        if not cells:
+    def _push_candidates(self, policy: int, cells: IntArray, score: FloatArray) -> None:
+        if not len(cells):
             return
-        batches, iterations = np.asarray(cells).T
-        estimates = self.estimate(self.choices[choice], batches, iterations)
-        self.num_evaluations += len(cells)
-        self.best = take_best(
-            self.best,
-            self.choices[choice],
-            batches,
-            iterations,
-            estimates,
-            self.constraints,
-            self.rejections,
-            self.mean_output_tokens,
+        space = self.policies[policy].space
+        batches, extents = space.values(cells[:, 1], cells[:, 2:3], cells[:, 4:5])
+        refined = self.refine_candidates(space.choices, cells[:, 1], batches[:, 0], extents[:, 0])
+        if refined is not None:
+            cells, score = self._alive(policy, cells, refined)
+        self._queue(cells, score)
+
+    def _alive(self, policy: int, boxes: IntArray, bounds: Bounds) -> tuple[IntArray, FloatArray]:
+        score, alive = self.constraints.box_scores(bounds, self.objective)
+        alive &= score * self.slack > self.incumbent(policy)
+        return boxes[alive], score[alive]
+
+    def _queue(self, boxes: IntArray, score: FloatArray) -> None:
+        for box, value in zip(boxes.tolist(), (-score).tolist(), strict=True):
+            heapq.heappush(self.heap, (value, next(self.tie), tuple(box)))
+
+    def evaluate(self, policy: int, choice: int, cells: IntArray) -> None:
+        """Evaluate candidates (n, 2) of one choice, as indices of batch and extent."""
+        search = self.policies[policy]
+        fresh = [cell for cell in cells.tolist() if (choice, *cell) not in search.seen]
+        if not fresh:
+            return
+        search.seen.update((choice, *cell) for cell in fresh)
+        index = np.asarray(fresh)
+        batches, extents = search.space.values(np.full(len(index), choice), index[:, :1], index[:, 1:])
+        search.num_evaluations += len(index)
+        chosen = search.space.choices[choice]
+        estimates = self.evaluate_choice(chosen, batches[:, 0], extents[:, 0])
+        search.best = search.tally.take_best(
+            search.best, chosen, batches[:, 0], extents[:, 0], estimates, self.constraints, self.objective
         )
 
-    def pop(self) -> list[_Box]:
-        popped: list[_Box] = []
-        while self.heap and len(popped) < BOXES_AT_ONCE:
+    def seed(self) -> None:
+        """Find good incumbents: the sooner they come, the more is never looked at."""
+        order = sorted(self.heap)
+        for policy in range(len(self.policies)):
+            promising = dict.fromkeys(box[1] for _, _, box in order if box[0] == policy)
+            for choice in itertools.islice(promising, SEED_CHOICES):
+                self._seed_choice(policy, choice)
+
+    def _seed_choice(self, policy: int, choice: int) -> None:
+        sizes = self.policies[policy].space.sizes(choice)
+        window = [(0, size - 1) for size in sizes]
+        for _ in range(4):
+            axes = [_spread(low, high, SEED_POINTS) for low, high in window]
+            cells = np.asarray(list(itertools.product(*axes)))
+            self.evaluate(policy, choice, cells)
+            best = self.policies[policy].best
+            if best is None or best.choice is not self.policies[policy].space.choices[choice]:
+                # Nothing feasible here yet: look at smaller batches.
+                window[0] = (0, max(axes[0][len(axes[0]) // 2], 1) if len(axes[0]) > 1 else 0)
+                continue
+            at = self.policies[policy].space.index_of(choice, best.batch, best.extent)
+            window = [_around(axis, i) for axis, i in zip(axes, at, strict=True)]
+
+    def pop(self) -> IntArray:
+        popped: list[tuple[int, ...]] = []
+        singles = 0
+        while self.heap and len(popped) < BOXES_AT_ONCE and singles < CANDIDATES_AT_ONCE:
             negative, _, box = heapq.heappop(self.heap)
-            if -negative * (1 + 1e-9) <= self.incumbent:
-                self.heap.clear()
-                break
-            popped.append(box)
-        return popped
+            if -negative * self.slack > self.incumbent(box[0]):
+                popped.append(box)
+                singles += box[2] == box[3] and box[4] == box[5]
+        return np.asarray(popped, dtype=np.int64).reshape(-1, 6)
 
     def run(self) -> None:
-        while boxes := self.pop():
-            by_choice: dict[int, list[tuple[int, int]]] = {}
-            split: list[_Box] = []
-            for box in boxes:
-                cells = by_choice.setdefault(box.choice, [])
-                if box.size <= LEAF_CANDIDATES:
-                    inside = itertools.product(
-                        range(box.batches[0], box.batches[1] + 1),
-                        range(box.iterations[0], box.iterations[1] + 1),
-                    )
-                    cells += [cell for cell in inside if (box.choice, *cell) not in self.sampled]
-                else:
-                    split += box.halves()
-                    # A candidate of every box: incumbents come early, and bounds then prune more.
-                    cells += self.sample(box.choice, (sum(box.batches) // 2, sum(box.iterations) // 2))
-            for choice, cells in by_choice.items():
-                self.evaluate(choice, cells)
-            if split:
-                self.push(split)
+        while len(boxes := self.pop()):
+            sizes = (boxes[:, 3] - boxes[:, 2] + 1) * (boxes[:, 5] - boxes[:, 4] + 1)
+            self._evaluate_candidates(boxes[sizes == 1])
+            small = boxes[(sizes > 1) & (sizes <= LEAF_CANDIDATES)]
+            parts = [_candidates(small)] if len(small) else []
+            parts += [self._split(boxes[sizes > LEAF_CANDIDATES])] if (sizes > LEAF_CANDIDATES).any() else []
+            if parts:
+                self.push(np.concatenate(parts))
+
+    def _evaluate_candidates(self, cells: IntArray) -> None:
+        chosen: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for policy, choice, batch, _, extent, _ in cells.tolist():
+            chosen.setdefault((policy, choice), []).append((batch, extent))
+        for (policy, choice), found in chosen.items():
+            self.evaluate(policy, choice, np.asarray(found))
+
+    def _split(self, boxes: IntArray) -> IntArray:
+        """Halves along the side that spans the greater ratio; costs change with ratios, not differences."""
+        halves = []
+        for policy in np.unique(boxes[:, 0]).tolist():
+            mine = boxes[boxes[:, 0] == policy]
+            space = self.policies[policy].space
+            batches, extents = space.values(mine[:, 1], mine[:, 2:4], mine[:, 4:6])
+            wide = batches[:, 1] * extents[:, 0] >= extents[:, 1] * batches[:, 0]
+            by_batch = ((mine[:, 3] > mine[:, 2]) & wide) | (mine[:, 5] == mine[:, 4])
+            for at, column in ((by_batch, 2), (~by_batch, 4)):
+                rows = mine[at]
+                low, high = rows[:, column], rows[:, column + 1]
+                # The geometric middle, as values of a range of steps from above zero go.
+                middle = np.clip(
+                    np.floor(np.sqrt((low + 1.0) * (high + 1.0))).astype(np.int64) - 1, low, high - 1
+                )
+                left, right = rows.copy(), rows.copy()
+                left[:, column + 1], right[:, column] = middle, middle + 1
+                halves += [left, right]
+        return np.concatenate(halves)
+
+
+def _candidates(boxes: IntArray) -> IntArray:
+    """Every candidate of the boxes as a box of its own."""
+    cells = []
+    for policy, choice, b0, b1, e0, e1 in boxes.tolist():
+        batch, extent = (m.ravel() for m in np.meshgrid(np.arange(b0, b1 + 1), np.arange(e0, e1 + 1)))
+        head = np.full_like(batch, policy), np.full_like(batch, choice)
+        cells.append(np.stack([*head, batch, batch, extent, extent], axis=-1))
+    return np.concatenate(cells)
+
+
+def _spread(low: int, high: int, count: int) -> list[int]:
+    """Up to `count` indices from low to high, each the same factor further."""
+    points = np.geomspace(low + 1, high + 1, count) - 1
+    return sorted(set(np.clip(np.round(points), low, high).astype(int).tolist()))
+
+
+def _around(axis: list[int], value: int) -> tuple[int, int]:
+    """The neighbours of a value on an axis."""
+    at = int(np.searchsorted(axis, value))
+    return axis[max(at - 1, 0)], axis[min(at + 1, len(axis) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found about one policy."""
+
+    best: Best | None
+    tally: Tally
+    num_evaluations: int
 
 
 def branch_and_bound(
-    space: Space,
-    choices: Iterable[Choice],
-    estimate: Estimate,
-    bound: Bound,
+    spaces: Sequence[PolicySpace],
+    evaluate: Evaluate,
+    bound: BoundBoxes,
+    refine: RefineCandidates,
     constraints: Constraints,
     *,
-    mean_output_tokens: float,
-) -> SearchResult:
-    """The candidate with the highest throughput that meets the constraints, with proof.
+    objective: str = "throughput",
+) -> list[Found]:
+    """The candidate of each policy that is best by `objective` and meets the constraints, with proof.
 
     Parameters
     ----------
-    space : Space
-    choices : iterable of Choice
-        RRA choices of the space.
-    estimate : callable
-        Exact estimates of candidates.
+    spaces : sequence of PolicySpace
+    evaluate : callable
+        Exact estimates of candidates of one choice.
     bound : callable
-        Bounds over boxes; see `SteadyState.throughput_upper_and_latency_lower`.
+        Bounds over boxes; see `SteadyState.bounds`.
+    refine : callable
+        Closer bounds of single candidates; see `SteadyState.refine`.
     constraints : Constraints
-    mean_output_tokens : float
-
-    Notes
-    -----
-    An infeasible problem has no incumbent to prune with, but boxes whose latency or memory bound
-    breaks a constraint are dropped unseen; the closest values reported come from what was evaluated.
+    objective : str
+        `throughput` (the highest), or the name of a constraint, whose value is made lowest.
     """
-    chosen = list(choices)
-    search = _Search(chosen, estimate, bound, constraints, mean_output_tokens)
-    roots, size = [], 0
-    for index, choice in enumerate(chosen):
-        batches, iterations = space.batch_sizes(choice), space.iterations(choice)
-        if len(batches):
-            size += len(batches) * len(iterations)
-            ends = (int(batches[0]), int(batches[-1]))
-            roots.append(_Box(index, ends, (iterations[0], iterations[-1])))
-            # The corner of least latency and memory: what an infeasible answer is measured by.
-            corners = [(ends[0], iterations[0]), (ends[0], iterations[-1])]
-            search.evaluate(index, [cell for corner in corners for cell in search.sample(index, corner)])
-    search.push(roots)
-    search.run()
-    return SearchResult(
-        best=search.best,
-        throughput_upper_per_s=search.incumbent,
-        num_evaluations=search.num_evaluations,
-        space_size=size,
-        rejections=search.rejections,
-        binding=find_binding(space, search.best, estimate) if search.best else (),
-    )
+    search = _Search(spaces, evaluate, bound, refine, constraints, objective)
+    roots = [
+        (p, c, 0, sizes[0] - 1, 0, sizes[1] - 1)
+        for p, space in enumerate(spaces)
+        for c, sizes in enumerate(map(space.sizes, range(len(space.choices))))
+        if min(sizes) > 0
+    ]
+    if roots:
+        search.push(np.asarray(roots, dtype=np.int64))
+        search.seed()
+        search.run()
+    return [Found(best=p.best, tally=p.tally, num_evaluations=p.num_evaluations) for p in search.policies]

@@ -1,67 +1,72 @@
-"""What a search returns: best candidate, why others fell out, and how far the proof reaches."""
+"""What a search returns: the best candidate of a policy, why others fell out, how far the proof reaches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from exegpt.schedule import Knobs, Schedule
-from exegpt.simulator.steady import Choice
+from exegpt.simulator.choice import Choice
+from exegpt.specs import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best candidate of a search, with its estimates in seconds and bytes."""
+    """The best candidate of a search, with its estimates in seconds and bytes.
+
+    `batch` and `extent` count what `Choice` says; `score` is what the search made greatest.
+    """
 
     choice: Choice
-    encode_batch_size: int
-    decode_iterations: int
+    batch: int
+    extent: int
+    score: float
     throughput_per_s: float
-    throughput_tokens_per_s: float
     latency_s: float
     ttft_s: float
     tpot_s: float
     decode_batch_size: float
     memory_bytes: tuple[int, ...]
 
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """Greater is better: the score, then less latency, then a smaller batch."""
+        return self.score, -self.latency_s, -self.batch
+
     def knobs(self) -> Knobs:
         """The candidate's knobs as a schedule has them."""
-        tp_size = self.choice.tp_size
+        choice = self.choice
         return Knobs(
-            encode_batch_size=self.encode_batch_size,
+            encode_batch_size=self.batch,
             decode_batch_size=max(round(self.decode_batch_size), 1),
-            decode_iterations=self.decode_iterations,
-            num_micro_batches=self.choice.num_micro_batches,
-            tp_size=tp_size,
-            num_tp_gpus=sum(s.tp_size for s in self.choice.stages),
+            decode_iterations=self.extent if choice.policy is Policy.RRA else 1,
+            num_micro_batches=choice.num_micro_batches,
+            tp_size=choice.tp_size,
+            num_tp_gpus=sum(s.tp_size for s in choice.encode_stages if s.tp_size == choice.tp_size),
         )
 
-    def predicted(self) -> dict[str, float]:
+    def predicted(self, mean_output_tokens: float) -> dict[str, float]:
         """Estimates under their names in files."""
-        names = ("throughput_per_s", "throughput_tokens_per_s", "latency_s", "ttft_s", "tpot_s")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "throughput_per_s": self.throughput_per_s,
+            "throughput_tokens_per_s": self.throughput_per_s * mean_output_tokens,
+            "latency_s": self.latency_s,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+        }
 
-    def schedule(self, model: str, lengths: dict[str, Any]) -> Schedule:
+    def schedule(self, model: str, lengths: Mapping[str, Any], mean_output_tokens: float) -> Schedule:
         """The candidate as a schedule."""
         return Schedule(
             model=model,
             policy=self.choice.policy,
             knobs=self.knobs(),
             stages=self.choice.stages,
+            num_replicas=self.choice.num_replicas,
             lengths=lengths,
-            predicted=self.predicted(),
+            predicted=self.predicted(mean_output_tokens),
         )
-
-
-@dataclass(slots=True)
-class Rejections:
-    """Candidates that fell out, by constraint, and the best value that each could reach.
-
-    `closest` maps a constraint to the lowest value any candidate had that met all the others.
-    """
-
-    counts: dict[str, int] = field(default_factory=dict)
-    closest: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +76,15 @@ class SearchResult:
     Attributes
     ----------
     best : Best or None
-        None if no candidate meets every constraint; then `rejections` says what to relax.
+        None if no candidate meets every constraint; then `closest` says what to relax.
     throughput_upper_per_s : float
         No candidate of the space that meets the constraints has more.
     num_evaluations, space_size : int
+    rejected : mapping of str to int
+        Candidates evaluated that break each constraint.
+    closest : mapping of str to float
+        The lowest value of a constraint that any candidate has that meets all the others; where it is
+        needed (nothing is feasible) it is searched for, else it comes from what was evaluated.
     binding : tuple of str
         Search ranges that the best candidate lies at the edge of.
     """
@@ -83,5 +93,6 @@ class SearchResult:
     throughput_upper_per_s: float
     num_evaluations: int
     space_size: int
-    rejections: Rejections
+    rejected: Mapping[str, int]
+    closest: Mapping[str, float]
     binding: tuple[str, ...] = ()

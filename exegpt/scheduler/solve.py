@@ -1,266 +1,202 @@
-"""From model, profile, lengths and bound to a schedule, with baselines for comparison."""
+"""From a planning problem to its solution: the best schedule of every policy, with baselines."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from exegpt.errors import CapacityError
-from exegpt.profiler.table import ProfileTable
-from exegpt.schedule import Schedule
-from exegpt.scheduler.branch_and_bound import branch_and_bound
-from exegpt.scheduler.exhaustive import Constraints, search
+from exegpt.scheduler import exhaustive
+from exegpt.scheduler.branch_and_bound import Found, branch_and_bound
+from exegpt.scheduler.candidates import Constraints, peak_bytes
+from exegpt.scheduler.problem import BASELINES, Problem
 from exegpt.scheduler.result import Best, SearchResult
-from exegpt.scheduler.space import Space, make_space
+from exegpt.scheduler.solution import Solution
+from exegpt.scheduler.space import ENUMERATORS, PolicySpace, make_spaces
 from exegpt.simulator.steady import SteadyState
-from exegpt.specs import BoundSpec, ClusterSpec, Counting, ModelSpec, Policy
-from exegpt.workload.lengths import RequestLengths
+from exegpt.specs import BoundSpec, Policy
 
-GIB = 2**30
+__all__ = ["BASELINES", "Problem", "Solution", "solve"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Everything a solution depends on.
-
-    `exhaustive` evaluates every candidate instead of branching and bounding; the answer is the same.
-    `bound_quantile` takes the latency bound from the static baseline: that quantile of its
-    latencies over the batch sizes that fit.
-    """
-
-    model: ModelSpec
-    profile: ProfileTable
-    cluster: ClusterSpec
-    lengths: RequestLengths
-    bound: BoundSpec
-    bound_quantile: float | None = None
-    policies: Sequence[Policy] = (Policy.RRA,)
-    counting: Counting = Counting.exact
-    exhaustive: bool = False
-    page_size: int = 16
-    max_encode_batch_size: int | None = None
-    max_decode_iterations: int | None = None
-    num_micro_batches: Sequence[int] | None = None
-    tp_sizes: Sequence[int] | None = None
-
-    def steady(self) -> SteadyState:
-        """The closed forms for this problem."""
-        return SteadyState(
-            self.model,
-            self.profile,
-            self.lengths,
-            counting=self.counting,
-            length_percentile=self.bound.length_percentile,
-            page_size=self.page_size,
-        )
+Report = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """Search results of every policy and baseline under the resolved bound; `best` is the winner's."""
-
-    problem: Problem
-    bound: BoundSpec
-    policies: Mapping[Policy, SearchResult]
-    baselines: Mapping[Policy, SearchResult]
-    wall_s: float
-
-    @property
-    def winner(self) -> Policy | None:
-        """Policy with the highest throughput; None if nothing is feasible."""
-        found = {p: r.best.throughput_per_s for p, r in self.policies.items() if r.best}
-        return max(found, key=lambda p: found[p]) if found else None
-
-    @property
-    def best(self) -> Best | None:
-        """The winning candidate."""
-        return self.policies[self.winner].best if self.winner else None
-
-    def schedule(self) -> Schedule | None:
-        """The winning candidate as a schedule; None if nothing is feasible."""
-        return (
-            self.best.schedule(self.problem.model.name, self.problem.lengths.summary()) if self.best else None
-        )
-
-    def record(self) -> dict[str, Any]:
-        """The `solve` record of result.json."""
-        results = list(self.policies.values())
-        upper = max(r.throughput_upper_per_s for r in results)
-        record: dict[str, Any] = {
-            "status": "ok" if self.best else "infeasible",
-            "latency_bound_s": _finite(self.bound.latency_s),
-            "ttft_bound_s": _finite(self.bound.ttft_s),
-            "tpot_bound_s": _finite(self.bound.tpot_s),
-            "memory_limit_bytes": self.problem.cluster.memory_bytes,
-            "throughput_upper_per_s": upper,
-            "gap": (upper - self.best.throughput_per_s) / upper if self.best else None,
-            "num_evaluations": sum(r.num_evaluations for r in results),
-            "space_size": sum(r.space_size for r in results),
-            "wall_s": self.wall_s,
-            "policies": {p.value: self._one(r) for p, r in self.policies.items()},
-            "baselines": {p.value: self._one(r) for p, r in self.baselines.items()},
-            "notes": [*self.problem.lengths.notes, *self.problem.profile.notes],
-            "binding": list(self.policies[self.winner].binding) if self.winner else [],
-        }
-        if self.best:
-            return {**candidate_record(self.best), **record}
-        return {
-            **record,
-            "reason": "; ".join(f"{p.value}: {self.reason(r)}" for p, r in self.policies.items()),
-        }
-
-    def _one(self, result: SearchResult) -> dict[str, Any]:
-        return candidate_record(result.best) if result.best else {"infeasible": self.reason(result)}
-
-    def reason(self, result: SearchResult) -> str:
-        """Why a policy has no schedule, which constraint to relax and the best reachable value."""
-        closest, bound = result.rejections.closest, self.bound
-        ways = [
-            f"relax bound.{name} from {getattr(bound, name):g} s to {_up(closest[name]):g} s"
-            for name in ("latency_s", "ttft_s", "tpot_s")
-            if closest.get(name, math.inf) > getattr(bound, name)
-            and math.isfinite(closest.get(name, math.inf))
-        ]
-        memory = closest.get("memory", 0.0)
-        if memory > self.problem.cluster.memory_bytes:
-            ways.append(
-                f"raise cluster.memory_gib from {self.problem.cluster.memory_bytes / GIB:.2f} to "
-                f"{memory / GIB + 0.01:.2f}"
-            )
-        if ways:
-            return " or ".join(ways) + " (each alone is enough)"
-        return self._combined(result)
-
-    def _combined(self, result: SearchResult) -> str:
-        rejected = {name: n for name, n in result.rejections.counts.items() if n}
-        if not result.space_size:
-            return (
-                "no candidate lies in the search ranges (solver.max_encode_batch_size, "
-                "solver.num_micro_batches)"
-            )
-        if rejected.get("profile", 0) == result.space_size:
-            return "every candidate needs batches or contexts beyond the profile; raise profile.budget_s"
-        parts = ", ".join(f"{name} {n} of {result.space_size}" for name, n in rejected.items())
-        return f"no single constraint is to blame; candidates that fail: {parts}. Relax several together"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _up(value: float) -> float:
-    """Round up to four digits, so that the value named suffices."""
-    digits = 3 - math.floor(math.log10(value))
-    scale = 10.0**digits
-    return math.ceil(value * scale) / scale
-
-
-def candidate_record(best: Best) -> dict[str, Any]:
-    """A candidate under the names of result.json."""
-    stages = [{"role": s.role, "ranks": list(s.ranks), "layers": list(s.layers)} for s in best.choice.stages]
-    per_gpu = [b for s, b in zip(best.choice.stages, best.memory_bytes, strict=True) for _ in s.ranks]
-    knobs = best.knobs()
-    return {
-        "policy": best.choice.policy.value,
-        "knobs": {name: getattr(knobs, name) for name in type(knobs).__dataclass_fields__},
-        "stages": stages,
-        **best.predicted(),
-        "memory_bytes": per_gpu,
-    }
-
-
-def solve(problem: Problem, *, report: Callable[[int, int], None] | None = None) -> Solution:
-    """Search every policy of the problem and the static baseline.
+def solve(problem: Problem, *, report: Report | None = None) -> Solution:
+    """Search every policy of the problem, and every baseline.
 
     Parameters
     ----------
     problem : Problem
     report : callable, optional
-        Called with (candidates evaluated, candidates in all).
+        Called with (candidates done with, candidates in all).
 
     Raises
     ------
+    ConfigError
+        If a range asked for is impossible.
     CapacityError
-        If the cluster has more stages than the model has layers at every degree.
+        If the weights fit nowhere, or the cluster has more stages than the model has layers.
     """
     started = time.perf_counter()
     steady = problem.steady()
-    baselines = [p for p in (Policy.STATIC,) if p not in problem.policies]
-    space = make_space(
-        problem.model,
-        problem.profile,
-        problem.cluster,
-        policies=[*problem.policies, *baselines],
-        longest_decode=steady.completion.max_iterations,
-        max_encode_batch_size=problem.max_encode_batch_size,
-        max_decode_iterations=problem.max_decode_iterations,
-        num_micro_batches=problem.num_micro_batches,
-        tp_sizes=problem.tp_sizes,
-    )
-    bound = _resolve_bound(problem, space, steady)
+    baselines = [p for p in problem.baselines if p not in problem.policies and p in ENUMERATORS]
+    quantile = [] if problem.bound_quantile is None else [Policy.STATIC]
+    wanted = list(dict.fromkeys([*problem.policies, *baselines, *quantile]))
+    spaces = make_spaces(steady, problem.cluster, wanted, problem.ranges)
+    bound = _resolve_bound(problem, spaces, steady)
     constraints = Constraints(bound=bound, memory_bytes=problem.cluster.memory_bytes)
-    done = 0
-    results = {}
-    for policy in (*problem.policies, *baselines):
-        if policy is Policy.STATIC or problem.exhaustive:
-            # STATIC has one knob beside the enumerated ones; there is nothing to branch over.
-            results[policy] = search(
-                space,
-                space.of(policy),
-                steady.estimate,
-                constraints,
-                mean_output_tokens=problem.lengths.mean_output,
-                report=partial(_report_from, report, done, space.size) if report else None,
-            )
-        else:
-            results[policy] = branch_and_bound(
-                space,
-                space.of(policy),
-                steady.estimate,
-                steady.throughput_upper_and_latency_lower,
-                constraints,
-                mean_output_tokens=problem.lengths.mean_output,
-            )
-        done += results[policy].space_size
-        if report:
-            report(done, space.size)
+    search = _Searcher(problem, steady, constraints, report, sum(space.size for space in spaces.values()))
+    policies = search.run({p: spaces[p] for p in problem.policies})
+    searched = time.perf_counter()
     return Solution(
         problem=problem,
         bound=bound,
-        policies={p: results[p] for p in problem.policies},
-        baselines={p: results[p] for p in baselines},
-        wall_s=time.perf_counter() - started,
+        policies=policies,
+        wall_s=searched - started,
+        baselines=search.run({p: spaces[p] for p in baselines}),
+        baselines_wall_s=time.perf_counter() - searched,
     )
 
 
-def _report_from(report: Callable[[int, int], None], base: int, total: int, done: int) -> None:
-    report(base + done, total)
+class _Searcher:
+    """Searches spaces under the same constraints, and reports how far it is."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        steady: SteadyState,
+        constraints: Constraints,
+        report: Report | None,
+        total: int,
+    ) -> None:
+        self.problem = problem
+        self.steady = steady
+        self.constraints = constraints
+        self.report = report
+        self.total = total
+        self.done = 0
+
+    def run(self, spaces: Mapping[Policy, PolicySpace]) -> dict[Policy, SearchResult]:
+        """The best of each policy."""
+        found = self._exhaustive(spaces) if self.problem.exhaustive else self._branch_and_bound(spaces)
+        return {policy: self._result(spaces[policy], found[policy]) for policy in spaces}
+
+    def _branch_and_bound(self, spaces: Mapping[Policy, PolicySpace]) -> dict[Policy, Found]:
+        found = self._branch(list(spaces.values()), "throughput")
+        self._advance(sum(space.size for space in spaces.values()))
+        return dict(zip(spaces, found, strict=True))
+
+    def _branch(self, spaces: Sequence[PolicySpace], objective: str) -> list[Found]:
+        return branch_and_bound(
+            spaces,
+            self.steady.estimate,
+            self.steady.bounds,
+            self.steady.refine,
+            self.constraints,
+            objective=objective,
+        )
+
+    def _exhaustive(self, spaces: Mapping[Policy, PolicySpace]) -> dict[Policy, Found]:
+        found = {}
+        for policy, space in spaces.items():
+            before = self.done
+
+            def report(count: int, before: int = before) -> None:
+                self._advance(before + count - self.done)
+
+            found[policy] = exhaustive.search(space, self.steady.estimate, self.constraints, report=report)
+        return found
+
+    def _advance(self, count: int) -> None:
+        self.done += count
+        if self.report is not None:
+            self.report(self.done, self.total)
+
+    def _result(self, space: PolicySpace, found: Found) -> SearchResult:
+        closest = dict(found.tally.closest)
+        if found.best is None and not self.problem.exhaustive and space.size:
+            closest |= self._closest(space)
+        return SearchResult(
+            best=found.best,
+            throughput_upper_per_s=found.best.throughput_per_s if found.best else 0.0,
+            num_evaluations=found.num_evaluations,
+            space_size=space.size,
+            rejected=found.tally.counts,
+            closest=closest,
+            binding=self._binding(space, found.best) if found.best else (),
+        )
+
+    def _closest(self, space: PolicySpace) -> dict[str, float]:
+        """The lowest value of each constraint that meets all others: what an infeasible bound has to become."""
+        closest = {}
+        for name, limit in self.constraints.limits().items():
+            if math.isfinite(limit):
+                best = self._branch([space], name)[0].best
+                closest[name] = math.inf if best is None else -best.score
+        return closest
+
+    def _binding(self, space: PolicySpace, best: Best) -> tuple[str, ...]:
+        """Search ranges that the best candidate lies at the edge of, in words."""
+        index = space.choices.index(best.choice)
+        step = int(space.step[index])
+        if best.batch != space.batches(index)[-1]:
+            beyond = self.steady.estimate(
+                best.choice, np.asarray([best.batch + step]), np.asarray([best.extent])
+            )
+            if np.isfinite(beyond.cycle_s[0]):
+                return ()
+            return (
+                f"encode_batch_size={best.batch}: a larger one needs batches or contexts beyond the profile "
+                "(raise profile.budget_s)",
+            )
+        origin = (
+            "solver.max_encode_batch_size"
+            if self.problem.max_encode_batch_size == best.batch
+            else "the profile (raise profile.budget_s)"
+        )
+        return (f"encode_batch_size={best.batch} is the largest searched, limited by {origin}",)
 
 
-def _resolve_bound(problem: Problem, space: Space, steady: SteadyState) -> BoundSpec:
+def _resolve_bound(problem: Problem, spaces: Mapping[Policy, PolicySpace], steady: SteadyState) -> BoundSpec:
     """Latency bound from the static baseline's latencies over its batch sizes (paper, section 7.1)."""
     if problem.bound_quantile is None:
         return problem.bound
+    latencies = static_latencies(spaces[Policy.STATIC], steady, problem.cluster.memory_bytes)
+    if not latencies:
+        raise CapacityError(
+            "bound: tight, medium and loose are quantiles of the static baseline's latencies, but the "
+            "baseline fits nowhere (memory or profile). Give bound.latency_s in seconds instead."
+        )
+    latency = float(np.quantile(list(latencies.values()), problem.bound_quantile))
+    return replace(problem.bound, latency_s=min(latency, problem.bound.latency_s))
+
+
+def static_latencies(space: PolicySpace, steady: SteadyState, memory_bytes: int) -> dict[int, float]:
+    """Latency of STATIC by batch size, over those that fit; each as fast as it can be run."""
     fastest: dict[int, tuple[float, float]] = {}
-    for choice in space.of(Policy.STATIC):
-        batches = space.batch_sizes(choice)
+    for index, choice in enumerate(space.choices):
+        batches = _that_fit(space, index, steady, memory_bytes)
+        if not len(batches):
+            continue
         e = steady.estimate(choice, batches, np.ones_like(batches))
-        fits = (e.memory.total_bytes.max(-1) <= problem.cluster.memory_bytes) & np.isfinite(e.latency_s)
+        fits = (peak_bytes(e) <= memory_bytes) & np.isfinite(e.latency_s)
         for i in np.flatnonzero(fits):
             # The baseline runs each batch at the micro-batches and placement that are fastest for it.
             entry = float(e.throughput_per_s[i]), float(e.latency_s[i])
             fastest[int(batches[i])] = max(fastest.get(int(batches[i]), (0.0, math.inf)), entry)
-    if not fastest:
-        raise CapacityError(
-            "bound: tight, medium and loose are quantiles of the static baseline's latencies, but the "
-            "baseline fits "
-            "nowhere (memory or profile). Give bound.latency_s in seconds instead."
-        )
-    latency = float(np.quantile([latency for _, latency in fastest.values()], problem.bound_quantile))
-    return replace(problem.bound, latency_s=min(latency, problem.bound.latency_s))
+    return {batch: latency for batch, (_, latency) in fastest.items()}
+
+
+def _that_fit(space: PolicySpace, index: int, steady: SteadyState, memory_bytes: int) -> np.ndarray:
+    """Batches of a choice up to the first that cannot fit; memory grows with the batch."""
+    batches = space.batches(index)
+    if not len(batches):
+        return batches
+    ends = np.stack([batches, batches], axis=1)
+    ones = np.ones_like(ends)
+    bounds = steady.bounds(space.choices, np.full(len(batches), index), ends, ones)
+    return np.asarray(batches[bounds.memory_lower_bytes <= memory_bytes])

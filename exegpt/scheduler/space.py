@@ -1,103 +1,226 @@
-"""What is searched: the enumerated choices and the ranges of the two integer knobs."""
+"""What is searched: the enumerated choices of each policy, and the ranges of its two integer knobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from exegpt.errors import CapacityError, ConfigError
-from exegpt.profiler.table import ProfileTable
-from exegpt.simulator.placement import placements
-from exegpt.simulator.steady import Choice, IntArray
-from exegpt.specs import ClusterSpec, ModelSpec, Policy
+from exegpt.scheduler.pipelines import Dealer, group_sizes, make_pipeline, shapes
+from exegpt.simulator.choice import Choice, IntArray
+from exegpt.simulator.serving import Serving
+from exegpt.specs import ClusterSpec, Policy
 
 # The static baseline is searched in steps of four queries, as in the paper (section 7.1).
 STATIC_BATCH_STEP = 4
+_STATIC = (Policy.STATIC, Policy.STATIC_HYBRID)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """Choices with their ranges of `encode_batch_size`, and the range of `decode_iterations`.
+@dataclass(frozen=True, slots=True)
+class PolicySpace:
+    """Choices of one policy with their ranges of `batch`, and the values of `extent`.
 
-    `batch_limit_from` says where the largest batch comes from, for the message if it binds.
+    Attributes
+    ----------
+    first, step, count : int arrays, shape (choices,)
+        Batches of a choice: `count` values from `first` in steps of `step`.
+    extents : int array
+        Values of the second knob, the same for every choice, rising.
     """
 
+    policy: Policy
     choices: tuple[Choice, ...]
-    max_encode_batch_size: int | None
-    max_decode_iterations: int
-    max_profiled_queries: int
-
-    def batch_sizes(self, choice: Choice) -> IntArray:
-        """Candidate batch sizes; every micro-batch gets a query at least."""
-        most = self.largest_batch(choice)
-        if choice.policy is Policy.STATIC:
-            first = max(STATIC_BATCH_STEP, choice.num_micro_batches)
-            return np.arange(first, most + 1, STATIC_BATCH_STEP, dtype=np.int64)
-        return np.arange(choice.num_micro_batches, most + 1, dtype=np.int64)
-
-    def largest_batch(self, choice: Choice) -> int:
-        """Largest batch size searched: the one set, or what the profile covers."""
-        covered = self.max_profiled_queries * choice.num_micro_batches
-        return min(self.max_encode_batch_size or covered, covered)
-
-    def iterations(self, choice: Choice) -> range:
-        """Candidate numbers of decode iterations; STATIC decodes to the end and has none to choose."""
-        return range(1, 2) if choice.policy is Policy.STATIC else range(1, self.max_decode_iterations + 1)
+    first: IntArray
+    step: IntArray
+    count: IntArray
+    extents: IntArray
 
     @property
     def size(self) -> int:
         """Number of candidates."""
-        return sum(len(self.batch_sizes(c)) * len(self.iterations(c)) for c in self.choices)
+        return int(self.count.sum()) * len(self.extents)
 
-    def of(self, policy: Policy) -> Iterator[Choice]:
-        """Choices of one policy."""
-        return (choice for choice in self.choices if choice.policy is policy)
+    def sizes(self, choice: int) -> tuple[int, int]:
+        """Number of batches and of extents of a choice."""
+        return int(self.count[choice]), len(self.extents)
+
+    def values(self, which: IntArray, batches: IntArray, extents: IntArray) -> tuple[IntArray, IntArray]:
+        """Knobs at indices (n, k) of choices `which` (n,)."""
+        return self.first[which][:, None] + self.step[which][:, None] * batches, self.extents[extents]
+
+    def batches(self, choice: int) -> IntArray:
+        """All batches of a choice."""
+        return np.asarray(self.first[choice] + self.step[choice] * np.arange(self.count[choice]))
+
+    def index_of(self, choice: int, batch: int, extent: int) -> tuple[int, int]:
+        """Indices of a candidate's knobs."""
+        at = (batch - int(self.first[choice])) // int(self.step[choice])
+        return at, int(np.searchsorted(self.extents, extent))
 
 
-def make_space(
-    model: ModelSpec,
-    profile: ProfileTable,
-    cluster: ClusterSpec,
-    *,
-    policies: Sequence[Policy],
-    longest_decode: int,
-    max_encode_batch_size: int | None,
-    max_decode_iterations: int | None,
-    num_micro_batches: Sequence[int] | None,
-    tp_sizes: Sequence[int] | None,
-) -> Space:
-    """Enumerate placements, degrees and micro-batches.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceSettings:
+    """Ranges asked for; None takes what memory, profile and lengths imply."""
 
-    Degrees are those that the model's heads allow, that the profile covers and that divide a node
-    (groups stay inside one). STATIC takes the highest degree alone, as FasterTransformer does.
-    Micro-batches default to one, to the number of stages, and to twice that.
+    max_encode_batch_size: int | None = None
+    max_decode_iterations: int | None = None
+    num_micro_batches: Sequence[int] | None = None
+    tp_sizes: Sequence[int] | None = None
+    num_replicas: Sequence[int] | None = None
+
+
+class Enumerator:
+    """What the choices of every policy are made from.
+
+    Raises
+    ------
+    ConfigError
+        If a degree or a number of replicas is asked for that model, profile or cluster do not allow.
     """
-    degrees = _degrees(model, profile, cluster, tp_sizes)
+
+    def __init__(self, serving: Serving, cluster: ClusterSpec, settings: SpaceSettings) -> None:
+        self.serving = serving
+        self.cluster = cluster
+        self.settings = settings
+        self.degrees = _degrees(serving, cluster, settings.tp_sizes)
+        self.groups = _groups(cluster, settings.num_replicas)
+        self._weights = serving.model.num_parameters * serving.profile.dtype.num_bytes
+
+    @cached_property
+    def dealer(self) -> Dealer:
+        """Layers dealt for stages that encode and decode."""
+        return Dealer(self.serving)
+
+    def fits(self, num_gpus: int, copies: float = 1.0) -> bool:
+        """Whether so many GPUs can hold the weights at all."""
+        return num_gpus * self.cluster.memory_bytes > copies * self._weights
+
+    def micro_batches(self, num_stages: int) -> list[int]:
+        """Numbers of micro-batches: one, half as many as stages, as many, and twice as many."""
+        default = {1, (num_stages + 1) // 2, num_stages, 2 * num_stages}
+        return list(self.settings.num_micro_batches or sorted(default))
+
+    def pipelines(self, num_gpus: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Degrees and layers of the stages that so many GPUs can form."""
+        return [
+            (shape, counts) for shape in shapes(num_gpus, self.degrees) for counts in self.dealer.deals(shape)
+        ]
+
+
+def rra_choices(enumerator: Enumerator) -> list[Choice]:
+    """Every group size, partial tensor parallelism, deal of layers and number of micro-batches."""
     choices = []
-    for policy in policies:
-        for tp_size in degrees[-1:] if policy is Policy.STATIC else degrees:
-            num_stages = cluster.num_gpus // tp_size
-            counts = num_micro_batches or sorted({1, num_stages, 2 * num_stages})
-            placed = placements(model, profile, cluster.num_gpus, tp_size)
-            choices += [Choice(policy=policy, stages=s, num_micro_batches=m) for s in placed for m in counts]
-    if not choices:
+    for group in enumerator.groups:
+        if not enumerator.fits(group):
+            continue
+        for shape, counts in enumerator.pipelines(group):
+            stages = make_pipeline(shape, counts)
+            choices += [
+                Choice(
+                    policy=Policy.RRA,
+                    stages=stages,
+                    num_micro_batches=m,
+                    num_replicas=enumerator.cluster.num_gpus // group,
+                )
+                for m in enumerator.micro_batches(len(stages))
+            ]
+    return choices
+
+
+def static_choices(enumerator: Enumerator) -> list[Choice]:
+    """The highest degree inside a node, pipelined across nodes, as FasterTransformer is run (paper, 7.1)."""
+    cluster, degree = enumerator.cluster, enumerator.degrees[-1]
+    shape = (degree,) * (cluster.num_gpus // degree)
+    return [
+        Choice(policy=Policy.STATIC, stages=make_pipeline(shape, counts), num_micro_batches=m)
+        for counts in enumerator.dealer.deals(shape)
+        for m in enumerator.micro_batches(len(shape))
+    ]
+
+
+ENUMERATORS: dict[Policy, Callable[[Enumerator], list[Choice]]] = {
+    Policy.RRA: rra_choices,
+    Policy.STATIC: static_choices,
+}
+
+
+def make_spaces(
+    serving: Serving, cluster: ClusterSpec, policies: Sequence[Policy], settings: SpaceSettings
+) -> dict[Policy, PolicySpace]:
+    """The space of each policy.
+
+    Raises
+    ------
+    ConfigError
+        If a range asked for is impossible.
+    CapacityError
+        If no policy has a choice: the weights fit nowhere, or there are more stages than layers.
+    """
+    enumerator = Enumerator(serving, cluster, settings)
+    spaces = {policy: _space(policy, enumerator) for policy in policies}
+    if not any(len(space.choices) for space in spaces.values()):
+        model = serving.model
+        needed = model.num_parameters * serving.profile.dtype.num_bytes / 2**30
         raise CapacityError(
-            f"{model.name} has {model.num_hidden_layers} layers, too few for {cluster.num_gpus} stages; "
-            "set cluster.gpus_per_node lower"
+            f"{model.name} has {needed:.1f} GiB of weights in {model.num_hidden_layers} layers; no pipeline of "
+            f"the {cluster.num_gpus} GPUs with {cluster.memory_bytes / 2**30:.1f} GiB each can hold it. Raise "
+            "cluster.num_nodes, cluster.gpus_per_node or cluster.memory_gib"
         )
-    return Space(
-        choices=tuple(choices),
-        max_encode_batch_size=max_encode_batch_size,
-        max_decode_iterations=min(max_decode_iterations or longest_decode, max(longest_decode, 1)) or 1,
-        max_profiled_queries=int(min(c.decode_overhead.limit() for c in profile.layers.values())),
+    return spaces
+
+
+def _space(policy: Policy, enumerator: Enumerator) -> PolicySpace:
+    settings, serving = enumerator.settings, enumerator.serving
+    choices = tuple(ENUMERATORS[policy](enumerator))
+    profiled = int(min(c.decode_overhead.limit() for c in serving.profile.layers.values()))
+    step = STATIC_BATCH_STEP if policy in _STATIC else 1
+    least = np.asarray([_parts(choice) for choice in choices], dtype=np.int64).reshape(-1)
+    first = np.maximum(least, step)
+    most = np.minimum(settings.max_encode_batch_size or profiled * least, profiled * least)
+    return PolicySpace(
+        policy=policy,
+        choices=choices,
+        first=first,
+        step=np.full(len(choices), step, dtype=np.int64),
+        count=np.maximum((most - first) // step + 1, 0),
+        extents=_extents(policy, serving, settings),
     )
 
 
-def _degrees(
-    model: ModelSpec, profile: ProfileTable, cluster: ClusterSpec, wanted: Sequence[int] | None
-) -> list[int]:
+def _parts(choice: Choice) -> int:
+    """Micro-batches that share the batch: each gets a query at least."""
+    if choice.policy in (Policy.RRA, Policy.STATIC, Policy.STATIC_HYBRID, Policy.ITERATION, Policy.CHUNKED):
+        return max(choice.num_micro_batches, choice.encode_micro_batches or 1)
+    return 1
+
+
+def _extents(policy: Policy, serving: Serving, settings: SpaceSettings) -> IntArray:
+    if policy is Policy.RRA:
+        longest = max(serving.completion.max_iterations, 1)
+        return np.arange(1, min(settings.max_decode_iterations or longest, longest) + 1, dtype=np.int64)
+    return np.ones(1, dtype=np.int64)
+
+
+def _groups(cluster: ClusterSpec, wanted: Sequence[int] | None) -> list[int]:
+    possible = group_sizes(cluster)
+    if wanted is None:
+        return possible
+    counts = sorted(cluster.num_gpus // group for group in possible)
+    for count in wanted:
+        if count not in counts:
+            raise ConfigError(
+                f"solver.num_replicas: {count} is not possible on {cluster.name} ({cluster.num_nodes} x "
+                f"{cluster.gpus_per_node} GPUs); allowed: {counts}"
+            )
+    return [group for group in possible if cluster.num_gpus // group in wanted]
+
+
+def _degrees(serving: Serving, cluster: ClusterSpec, wanted: Sequence[int] | None) -> list[int]:
+    """Degrees that heads and profile allow and that divide a node, since groups stay inside one."""
+    model, profile = serving.model, serving.profile
     divisors = [t for t in model.tp_sizes(cluster.gpus_per_node) if cluster.gpus_per_node % t == 0]
     possible = [t for t in divisors if t in profile.layers]
     if wanted is None:
@@ -106,8 +229,7 @@ def _degrees(
         if tp_size not in possible:
             raise ConfigError(
                 f"solver.tp_sizes: {tp_size} is not possible for {model.name} on {cluster.name}; "
-                f"allowed: {possible} "
-                f"(heads allow {list(model.tp_sizes(cluster.gpus_per_node))}, profiled are "
+                f"allowed: {possible} (heads allow {list(model.tp_sizes(cluster.gpus_per_node))}, profiled are "
                 f"{sorted(profile.layers)})"
             )
     return sorted(wanted)

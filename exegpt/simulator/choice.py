@@ -100,9 +100,10 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits that hold for every candidate of a box; each of shape (n,)."""
+    """Limits that hold for every candidate of a box; each of shape (n,), `tpot_lower_s` None if unknown."""
 
     throughput_upper_per_s: FloatArray
     latency_lower_s: FloatArray
     ttft_lower_s: FloatArray
     memory_lower_bytes: FloatArray
+    tpot_lower_s: FloatArray | None = None

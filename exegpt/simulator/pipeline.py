@@ -66,6 +66,7 @@ def rhythm(
     num_micro_batches: int,
     drains: BoolArray | None = None,
     spread_s: FloatArray | None = None,
+    weights: FloatArray | None = None,
 ) -> Rhythm:
     """Cycle time and offsets of the stages in the steady state.
 
@@ -77,9 +78,13 @@ def rhythm(
     drains : bool array, shape (...), optional
         Where every query ends before the cycle's last iteration: stage 0 learns of it when the last
         tokens arrive, and only then begins the next cycle.
+    spread_s : float array, shape (..., P), optional
+        How much longer than the mean each stage takes for the longest micro-batch of the encode phase.
+    weights : float array, shape (..., n), optional
+        How many iterations each entry of `decode_s` stands for; the first and the last one for one each.
     """
     encode, decode, finite = _finite(encode_s, decode_s)
-    paths = _cycle_paths(encode, decode, num_micro_batches, drains, spread_s)
+    paths = _cycle_paths(encode, decode, num_micro_batches, drains, spread_s, weights)
     cycle, visits = _greatest_mean(paths)
     offset = _eigenvector(paths, cycle, visits)
     return Rhythm(np.where(finite, cycle, np.inf), np.where(finite[..., None], offset, np.inf))
@@ -101,7 +106,7 @@ def cycle_s(encode_s: FloatArray, decode_s: FloatArray, num_micro_batches: int) 
     float array, shape (...)
     """
     encode, decode, finite = _finite(encode_s, decode_s)
-    cycle, _ = _greatest_mean(_cycle_paths(encode, decode, num_micro_batches, None, None))
+    cycle, _ = _greatest_mean(_cycle_paths(encode, decode, num_micro_batches, None, None, None))
     return np.where(finite, cycle, np.inf)
 
 
@@ -120,6 +125,7 @@ def finish_s(
     offset_s: FloatArray | None = None,
     spread_s: FloatArray | None = None,
     encode_splits: int = 1,
+    weights: FloatArray | None = None,
 ) -> FloatArray:
     """When the last micro-batch ends each decode iteration, counted from the start of encoding.
 
@@ -129,6 +135,8 @@ def finish_s(
     decode_s : float array, shape (..., n, P)
     offset_s : float array, shape (..., P), optional
         When each stage is free for the encode phase; all at once if not given.
+    spread_s, weights : float arrays, optional
+        As for `rhythm`; with weights an entry of the result is the end of the last iteration it stands for.
     encode_splits : int
         Encode micro-batches per decode micro-batch; `encode_s` is of one of them.
 
@@ -145,16 +153,21 @@ def finish_s(
     whole, period = decode.sum(-1), period_s(decode, m)
     # Through the end of encoding: a micro-batch passes all stages, and those behind it follow.
     passed = np.maximum(last[..., -1], first[..., -1] + (m - 1) * decode[..., 0, :].max(-1)) + whole[..., 0]
-    ends = passed[..., None] + _sum_behind_first(period)
+    ends = passed[..., None] + _sum_behind_first(_weighted(period, weights))
     # Through stage j, which has its encode jobs to do first: it stays the busiest, or the path returns
     # to the stages before it, which costs a whole passage.
     slowest = _suffix_max(decode)
     through = last + _suffix_sum(decode[..., 0, :]) + (m - 1) * slowest[..., 0, :]
-    stays = _sum_behind_first(np.maximum(whole[..., None], m * slowest), axis=-2)
+    steps = np.maximum(whole[..., None], m * slowest)
+    stays = _sum_behind_first(_weighted(steps, weights, axis=-2), axis=-2)
     ends = np.maximum(ends, (through[..., None, :] + stays).max(-1))
     if decode.shape[-2] > 1:
-        returns = through.max(-1)[..., None] + _sum_behind_first((period - whole)[..., 1:])
-        ends[..., 1:] = np.maximum(ends[..., 1:], returns + _sum_behind_first(whole)[..., 1:])
+        waits = (period - whole)[..., 1:]
+        behind = np.cumsum(_weighted(period - whole, weights)[..., 1:], axis=-1) - waits[..., :1]
+        returns = through.max(-1)[..., None] + behind
+        ends[..., 1:] = np.maximum(
+            ends[..., 1:], returns + _sum_behind_first(_weighted(whole, weights))[..., 1:]
+        )
     return np.where(finite[..., None], ends, np.inf)
 
 
@@ -168,6 +181,13 @@ def _finite(encode_s: FloatArray, decode_s: FloatArray) -> tuple[FloatArray, Flo
         np.where(finite[..., None, None], decode_s, 0.0),
         finite,
     )
+
+
+def _weighted(values: FloatArray, weights: FloatArray | None, axis: int = -1) -> FloatArray:
+    """`values` times the iterations that each stands for, on the axis of iterations."""
+    if weights is None:
+        return values
+    return values * (weights if axis == -1 else weights[..., None])
 
 
 def _suffix_sum(values: FloatArray) -> FloatArray:
@@ -213,6 +233,7 @@ def _cycle_paths(
     m: int,
     drains: BoolArray | None,
     spread_s: FloatArray | None,
+    weights: FloatArray | None,
 ) -> FloatArray:
     """Longest path from a cycle's first job on stage i to its last job's end on stage j, (..., P, P).
 
@@ -226,7 +247,7 @@ def _cycle_paths(
     paths = np.full_like(first, -np.inf)
 
     # No return to stage 0: along stage b for the whole cycle, between i and j.
-    share = m * decode_s.sum(-2)
+    share = m * _weighted(decode_s, weights, axis=-2).sum(-2)
     before = np.concatenate([np.zeros_like(d_first[..., :1]), np.cumsum(d_first, axis=-1)], axis=-1)
     for b in range(num_stages):
         to = before[..., b, None] - before[..., : b + 1]
@@ -238,7 +259,7 @@ def _cycle_paths(
     # One return, at the end of encoding: then along the stages up to j, or round and round.
     up_to = np.maximum.accumulate(decode_s, axis=-1)
     entered = np.maximum(last[..., -1, None], first[..., -1, None] + (m - 1) * up_to[..., 0, None, :])
-    round_or_along = np.maximum(whole[..., None], m * up_to)[..., 1:, :].sum(-2)
+    round_or_along = _weighted(np.maximum(whole[..., None], m * up_to), weights, axis=-2)[..., 1:, :].sum(-2)
     paths = np.maximum(paths, entered + (before[..., 1:] + round_or_along)[..., None, :])
 
     # Another return after the last iteration but one, which every stage can have taken part in.
@@ -250,7 +271,7 @@ def _cycle_paths(
     at = np.maximum(num_iterations - 1, 0)
     last_period = np.take_along_axis(period, at[..., None], axis=-1)
     d_last = np.take_along_axis(decode_s, at[..., None, None], axis=-2)[..., 0, :]
-    passed_all = passed + (period[..., 1:].sum(-1, keepdims=True))
+    passed_all = passed + _weighted(period, weights)[..., 1:].sum(-1, keepdims=True)
     to_last = (passed_all - last_period)[..., :, None] + np.cumsum(d_last, axis=-1)[..., None, :]
     paths = np.where((num_iterations > 1)[..., None, None], np.maximum(paths, to_last), paths)
 

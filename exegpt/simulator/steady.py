@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from exegpt.errors import ConfigError, ProfileRangeError
-from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import SIDED_POLICIES
-from exegpt.simulator.choice import Choice, Estimates, IntArray
+from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
 from exegpt.simulator.forms.iteration import IterationForm
 from exegpt.simulator.forms.rra import RraForm
 from exegpt.simulator.forms.static import StaticForm
@@ -49,13 +48,29 @@ class SteadyState(Serving):
             raise ConfigError(f"policy {policy.value} cannot be planned yet; allowed are {allowed}")
         return self._forms[policy]
 
-    def throughput_upper_and_latency_lower(
-        self, choice: Choice, batches: IntArray, extents: IntArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """See `RraForm.throughput_upper_and_latency_lower`."""
-        form = self._form(Policy.RRA)
-        assert isinstance(form, RraForm)
-        return form.throughput_upper_and_latency_lower(choice, batches, extents)
+    def bounds(
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
+    ) -> Bounds:
+        """Bounds of boxes of candidates that hold for all of them.
+
+        Parameters
+        ----------
+        choices : sequence of Choice
+            All of one policy; handing in the same object again saves work.
+        which : int array, shape (n,)
+            Choice of each box.
+        batches, extents : int arrays, shape (n, 2)
+            Least and greatest of each knob.
+        """
+        form = self._form(choices[0].policy)
+        return form.bounds(choices, which, batches, extents)
+
+    def refine(
+        self, choices: Sequence[Choice], which: IntArray, batch: IntArray, extent: IntArray
+    ) -> Bounds | None:
+        """Closer bounds of single candidates, arrays of shape (n,); None where the policy has none."""
+        form = self._form(choices[0].policy)
+        return form.refine(choices, which, batch, extent) if isinstance(form, RraForm) else None
 
 
 def estimate_one(

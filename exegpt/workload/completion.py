@@ -30,6 +30,7 @@ class _PoolRow:
     active: FloatArray
     context: FloatArray
     variance: FloatArray
+    inputs: FloatArray
 
 
 class Completion:
@@ -116,6 +117,10 @@ class Completion:
         """Summed context tokens of the pool in iteration u = 1..n_d, per encoded query; shape (n_d,)."""
         return self._row(n_d).context
 
+    def inputs_per_query(self, n_d: int) -> FloatArray:
+        """The prompts' part of `context_per_query`; shape (n_d,)."""
+        return self._row(n_d).inputs
+
     def start_pool_per_query(self, n_d: int) -> float:
         """Pool at the start of a decode phase per encoded query; exact: E[ceil(D / n_d)]."""
         return float(self._row(n_d).active[0])
@@ -190,13 +195,15 @@ class Completion:
     def _compute_row(self, n_d: int) -> tuple[FloatArray, ...]:
         if self.counting is Counting.exact:
             active, context, squares = self._exact
-            return _fold(active, n_d), _fold(context, n_d), _fold(squares - context**2, n_d)
+            inputs = context - (1 + self._ages) * active
+            return tuple(_fold(v, n_d) for v in (active, context, squares - context**2, inputs))
         # D = 0 does not occur here: D = S, and outputs have at least one token.
         phases = np.maximum(np.ceil(self._ages / n_d), 1)
         weights = self._pmf / phases
         total = weights.sum()
         active, context, squares = (_fold(tail, n_d) for tail in self._tails(weights))
-        return active / total, context / total, (squares - context**2) / total
+        inputs = _fold(_sum_above(weights * self._inputs), n_d)
+        return active / total, context / total, (squares - context**2) / total, inputs / total
 
     def _encode_moments(self, n_d: int) -> tuple[float, float]:
         """Mean and variance of the K/V tokens while a batch is encoded, per encoded query."""

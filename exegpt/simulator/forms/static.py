@@ -7,14 +7,15 @@ than it decodes in. Both are bound on the longest output, as finished rows are c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from exegpt.errors import ConfigError
 from exegpt.profiler.grid import FloatArray
-from exegpt.simulator.choice import Choice, Estimates, IntArray
+from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
 from exegpt.simulator.forms.spread import ragged_spread_s
-from exegpt.simulator.pipeline import encode_end_s, finish_s, period_s
+from exegpt.simulator.pipeline import encode_end_s, finish_s, period_s, phase_s
 from exegpt.simulator.serving import Serving, make_estimates
 
 
@@ -35,9 +36,8 @@ class StaticForm:
         if longest == 0:
             total = latency = ttft
         else:
-            decode = self.serving.costs(choice.stages).decode_s(
-                np.broadcast_to(per_micro_batch, contexts.shape), contexts
-            )
+            rows = np.broadcast_to(per_micro_batch, contexts.shape)
+            decode = self.serving.decode_s(choice.stages, rows, contexts, rows * self.serving.mean_input)
             finish = finish_s(encode, decode, m, spread_s=spread, encode_splits=splits)
             steps = np.diff(finish, axis=1, prepend=ttft[:, None])
             total = ttft + (steps * self._shares(per_micro_batch[:, 0], decode, m)).sum(-1)
@@ -47,6 +47,28 @@ class StaticForm:
             choice.stages, batch * slot, batch / (m * splits) * self.serving.mean_input, batch / m
         )
         return make_estimates(batch / total, latency, ttft, longest, batch, total, memory)
+
+    def bounds(
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
+    ) -> Bounds:
+        """Bounds of boxes: a batch takes its encode phase at least, and K/V for every query's maximum."""
+        serving = self.serving
+        phase, memory = np.zeros((2, len(which)))
+        slot = serving.lengths.max_input + serving.lengths.max_output + serving.page_size - 1
+        for index in np.unique(which).tolist():
+            mine, choice = which == index, choices[index]
+            least, m = batches[mine, 0].astype(np.float64), choice.num_micro_batches
+            parts = m * encode_splits_of(choice)
+            phase[mine] = phase_s(serving.encode_s(choice.stages, least / parts), parts)
+            ones, encoded = np.ones_like(least), least / parts * serving.mean_input
+            amounts = np.stack([ones, least * slot, encoded, least / m], axis=-1)
+            memory[mine] = (serving.memory_coefficients(choice.stages) @ amounts.T).max(0)
+        return Bounds(
+            throughput_upper_per_s=batches[:, 1] / phase,
+            latency_lower_s=phase,
+            ttft_lower_s=phase,
+            memory_lower_bytes=memory,
+        )
 
     def _shares(self, queries: FloatArray, decode_s: FloatArray, m: int) -> FloatArray:
         """Expected share of each decode iteration's full period that a static batch takes, (n, iterations).

@@ -1,0 +1,71 @@
+"""A planning problem: everything that a solution depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exegpt.profiler.table import ProfileTable
+from exegpt.scheduler.space import SpaceSettings
+from exegpt.simulator.steady import SteadyState
+from exegpt.specs import BoundSpec, ClusterSpec, Counting, ModelSpec, Policy
+from exegpt.workload.lengths import RequestLengths
+
+# Baselines that every answer is compared with, unless they compete themselves.
+BASELINES = (
+    Policy.STATIC,
+    Policy.STATIC_HYBRID,
+    Policy.ITERATION,
+    Policy.CHUNKED,
+    Policy.DISAGGREGATED,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything a solution depends on.
+
+    `exhaustive` evaluates every candidate instead of branching and bounding; the answer is the same.
+    `bound_quantile` takes the latency bound from the static baseline: that quantile of its
+    latencies over the batch sizes that fit.
+    """
+
+    model: ModelSpec
+    profile: ProfileTable
+    cluster: ClusterSpec
+    lengths: RequestLengths
+    bound: BoundSpec
+    bound_quantile: float | None = None
+    policies: Sequence[Policy] = (Policy.RRA,)
+    counting: Counting = Counting.exact
+    exhaustive: bool = False
+    baselines: Sequence[Policy] = BASELINES
+    page_size: int = 16
+    max_encode_batch_size: int | None = None
+    max_decode_iterations: int | None = None
+    num_micro_batches: Sequence[int] | None = None
+    tp_sizes: Sequence[int] | None = None
+    num_replicas: Sequence[int] | None = None
+
+    @property
+    def ranges(self) -> SpaceSettings:
+        """The ranges that are searched."""
+        return SpaceSettings(
+            max_encode_batch_size=self.max_encode_batch_size,
+            max_decode_iterations=self.max_decode_iterations,
+            num_micro_batches=self.num_micro_batches,
+            tp_sizes=self.tp_sizes,
+            num_replicas=self.num_replicas,
+        )
+
+    def steady(self) -> SteadyState:
+        """The closed forms for this problem."""
+        return SteadyState(
+            self.model,
+            self.profile,
+            self.lengths,
+            counting=self.counting,
+            length_percentile=self.bound.length_percentile,
+            page_size=self.page_size,
+            memory_bytes=self.cluster.memory_bytes,
+        )
