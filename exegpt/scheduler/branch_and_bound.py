@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from exegpt.scheduler.candidates import Constraints, Evaluate, Tally
+from exegpt.profiler.grid import FloatArray
+from exegpt.scheduler.candidates import SLACK, Constraints, Evaluate, Tally
 from exegpt.scheduler.result import Best
 from exegpt.scheduler.space import PolicySpace
 from exegpt.simulator.choice import Bounds, Choice, IntArray

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from exegpt.schedule import Stage
+from exegpt.simulator.placement import deal_layers
 from exegpt.simulator.serving import Serving
 from exegpt.simulator.stage_tables import FIRST, LAST, SENDS, StageKinds
 from exegpt.specs import ClusterSpec
@@ -41,23 +41,6 @@ def shapes(num_gpus: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
             # Without degree 1 in the profile or the search there are no single GPUs.
             if singles == 0 or 1 in degrees:
                 yield (1,) * singles + (degree,) * num_groups
-
-
-def deal_layers(num_layers: int, layer_s: Sequence[float], extra_s: Sequence[float]) -> tuple[int, ...]:
-    """Deal layers to stages so that the slowest stage is as fast as can be.
-
-    Stage j takes `n_j * layer_s[j] + extra_s[j]`, every stage holds at least one layer. Giving each next
-    layer to the stage that is then fastest is optimal: costs rise with every layer, so an exchange never
-    helps.
-    """
-    counts = [1] * len(layer_s)
-    heap = [(2 * t + x, j) for j, (t, x) in enumerate(zip(layer_s, extra_s, strict=True))]
-    heapq.heapify(heap)
-    for _ in range(num_layers - len(layer_s)):
-        after, j = heap[0]
-        counts[j] += 1
-        heapq.heapreplace(heap, (after + layer_s[j], j))
-    return tuple(counts)
 
 
 def make_pipeline(

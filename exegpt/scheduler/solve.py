@@ -131,7 +131,7 @@ class _Searcher:
         )
 
     def _closest(self, space: PolicySpace) -> dict[str, float]:
-        """The lowest value of each constraint that meets all others: what an infeasible bound has to become."""
+        """The lowest value of each constraint that meets all others: what a bound has to become."""
         closest = {}
         for name, limit in self.constraints.limits().items():
             if math.isfinite(limit):

@@ -165,9 +165,9 @@ def make_spaces(
         model = serving.model
         needed = model.num_parameters * serving.profile.dtype.num_bytes / 2**30
         raise CapacityError(
-            f"{model.name} has {needed:.1f} GiB of weights in {model.num_hidden_layers} layers; no pipeline of "
-            f"the {cluster.num_gpus} GPUs with {cluster.memory_bytes / 2**30:.1f} GiB each can hold it. Raise "
-            "cluster.num_nodes, cluster.gpus_per_node or cluster.memory_gib"
+            f"{model.name} has {needed:.1f} GiB of weights in {model.num_hidden_layers} layers; no pipeline "
+            f"of the {cluster.num_gpus} GPUs with {cluster.memory_bytes / 2**30:.1f} GiB each holds it. "
+            "Raise cluster.num_nodes, cluster.gpus_per_node or cluster.memory_gib"
         )
     return spaces
 
@@ -229,7 +229,7 @@ def _degrees(serving: Serving, cluster: ClusterSpec, wanted: Sequence[int] | Non
         if tp_size not in possible:
             raise ConfigError(
                 f"solver.tp_sizes: {tp_size} is not possible for {model.name} on {cluster.name}; "
-                f"allowed: {possible} (heads allow {list(model.tp_sizes(cluster.gpus_per_node))}, profiled are "
-                f"{sorted(profile.layers)})"
+                f"allowed: {possible} (heads allow {list(model.tp_sizes(cluster.gpus_per_node))}, profiled "
+                f"are {sorted(profile.layers)})"
             )
     return sorted(wanted)

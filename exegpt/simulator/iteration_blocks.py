@@ -10,8 +10,8 @@ from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import IntArray
 from exegpt.workload.completion import Completion
 
-# Blocks of a cycle. Costs are linear within a block but for the table's points in it, so the error is of second
-# order in what a block spans; against every iteration by itself it is under 0.02 % on the paper's tasks.
+# Blocks of a cycle. Costs are linear within a block but for the table's points in it, so the error is of
+# second order in what a block spans; a test holds it against every iteration by itself.
 NUM_BLOCKS = 24
 
 

@@ -59,7 +59,7 @@ class RraForm:
             drains = iterations > serving.completion.max_iterations
             steady = rhythm(encode, decode, m, drains, spread, weights)
             cycle, ttft = steady.cycle_s, encode_end_s(encode, m, steady.offset_s, spread)
-            finish = finish_s(encode, decode, m, steady.offset_s, spread, weights)
+            finish = finish_s(encode, decode, m, steady.offset_s, spread, weights=weights)
         latency = ttft
         if ends > 0:
             cycles, rest = np.divmod(ends - 1, iterations)
@@ -94,7 +94,7 @@ def _one_stage(encode_s: FloatArray, decode_s: FloatArray) -> tuple[FloatArray, 
 
 
 def _at_iteration(blocks: Blocks, finish_s: FloatArray, iteration: IntArray) -> FloatArray:
-    """End of each candidate's iteration (from 1 on), from the ends of blocks; those in one block take as long."""
+    """End of each candidate's iteration (from 1 on), from the ends of blocks of equally long ones."""
     at, left = blocks.place(iteration)
     end = np.take_along_axis(finish_s, at[:, None], axis=1)[:, 0]
     # A block of one iteration has nothing left of it, so what stands in front of the first one is no matter.

@@ -1,32 +1,33 @@
 """Bounds of RRA over boxes of B_E x N_D that always hold, for the boxes of many choices at once.
 
-Given only that costs do not fall as queries, tokens or summed context grow. For a box B in [b0, b1],
-n in [n0, n1], with m micro-batches, per stage:
+Given only that costs do not fall as queries, tokens or summed context grow. For a box B in [b0, b1], n in
+[n0, n1], with m micro-batches, per stage:
 
-- *Encoding.* A micro-batch has B / m queries, so m e(B / m) / B >= min over x in [b0 / m, b1 / m] of e(x) / x.
-- *Decoding without attention.* In iteration u a micro-batch has x_u = B a_u / m queries, where sum_u a_u = A
-  (the mean number of iterations, whatever n is). All x_u lie behind x = b0 min a / m. With h the greatest
-  convex function below the cost f behind that point, Jensen gives m sum_u f(x_u) / B >= A h(z) / z at the mean
-  z = B A / (m n), which lies in [b0 A / (m n1), b1 A / (m n0)].
-- *Attention.* m sum_u g(q_u, y_u) / B >= C min g(q0, y) / y over all contexts y that the box can have, where
-  C = sum_u of the context per encoded query and q0 the least queries. Likewise, with a line g(q0, y) >= a + s y
-  behind the least context, m sum_u g / B >= m n a / B + s C. The greater of both.
+- *Encoding.* A micro-batch has B / m queries, so m e(B / m) / B >= min over x in [b0 / m, b1 / m] of e(x)
+  / x.
+- *Decoding without attention.* In iteration u a micro-batch has x_u = B a_u / m queries, where sum_u a_u
+  = A (the mean number of iterations, whatever n is). All x_u lie behind x = b0 min a / m. With h the
+  greatest convex function below the cost f behind that point, Jensen gives m sum_u f(x_u) / B >= A h(z) /
+  z at the mean z = B A / (m n), which lies in [b0 A / (m n1), b1 A / (m n0)].
+- *Attention.* m sum_u g(q_u, y_u) / B >= C min g(q0, y) / y over all contexts y that the box can have,
+  where C = sum_u of the context per encoded query and q0 the least queries. Likewise, with a line g(q0,
+  y) >= a + s y behind the least context, m sum_u g / B >= m n a / B + s C. The greater of both.
 
 Each sum over a cycle is thus at least B times a constant of the box. Two circuits of jobs (see
 `simulator.pipeline`) cannot be shorter than
 
 - everything that one stage does in a cycle: m (e_j + sum_u d_uj);
-- from the first encode job on stage 0 through encoding, then n - 1 iterations, then the last one's first job:
-  sum_j e_j + (m - 1) max_j e_j + sum_j d_1j + sum_{1<u<n} max(sum_j d_uj, m max_j d_uj) + d_n0. With sum_j d_uj
-  throughout this is a sum over u < n; with m max_j d_uj it is that sum less m max_j d_1j, for which an upper
-  bound is taken (the greatest corner), and plus sum_j d_1j. The last iteration has no more queries than the
-  others on average and at most the greatest context.
+- from the first encode job on stage 0 through encoding, then n - 1 iterations, then the last one's first
+  job: sum_j e_j + (m - 1) max_j e_j + sum_j d_1j + sum_{1<u<n} max(sum_j d_uj, m max_j d_uj) + d_n0. With
+  sum_j d_uj throughout this is a sum over u < n; with m max_j d_uj it is that sum less m max_j d_1j, for
+  which an upper bound is taken (the greatest corner), and plus sum_j d_1j. The last iteration has no more
+  queries than the others on average and at most the greatest context.
 
 A cycle T is at least the greater of both, and throughput = B / T at most its inverse per B. A query of D
-iterations passes c = floor((D - 1) / n) cycles, an encode phase and r = D - n c further iterations, each of at
-least w. With c >= c1 = floor((D - 1) / n1) that is c T + r w = D w + c (T - n w) >= D w + c1 (T1 - n1 w) where
-the lower bound T1 of T exceeds n1 w; and T >= (n - 1) w + phase gives D w + c (phase - w), which is least at the
-least or the greatest c.
+iterations passes c = floor((D - 1) / n) cycles, an encode phase and r = D - n c further iterations, each
+of at least w. With c >= c1 = floor((D - 1) / n1) that is c T + r w = D w + c (T - n w) >= D w + c1 (T1 -
+n1 w) where the lower bound T1 of T exceeds n1 w; and T >= (n - 1) w + phase gives D w + c (phase - w),
+which is least at the least or the greatest c.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ def prepare(serving: Serving, choices: Sequence[Choice]) -> Prepared:
 class _Work:
     """Of a stage, by kind, (n, kinds).
 
-    Lower bounds per encoded query of its encoding, of its decoding in a cycle, in all iterations but the last, and
-    in those that the bound's query takes of its last cycle; a lower bound of any iteration, an upper bound of a
-    cycle's first one.
+    Lower bounds per encoded query of its encoding, of its decoding in a cycle, in all iterations but the
+    last, and in those that the bound's query takes of its last cycle; a lower bound of any iteration, an
+    upper bound of a cycle's first one.
     """
 
     encode: FloatArray
@@ -170,7 +171,7 @@ def _linear(
     extents: IntArray,
     final_iterations: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Decoding without attention per encoded query: in a cycle, in all but its last and in its first iterations.
+    """Decoding without attention per encoded query: in a cycle, in all but its last iteration, in the first.
 
     Whatever part of the iterations is looked at, the others cost something too. The best of several parts:
     all iterations, or those with at least some share of the mean number of queries, for where the last
@@ -216,10 +217,15 @@ def _attention(
     start, slope = table.line(kinds.degree, least[:, None], y_low)
     # Times per iteration of the line's start; one that is negative holds for no number of them.
     fixed = np.where(start > 0, (m / b1)[:, None] * start, -np.inf)
-    cycle = np.maximum(whole * ratio, u0[:, None] * fixed + whole * slope)
-    rest = np.maximum(but_last * ratio, (u0 - 1)[:, None] * fixed + but_last * slope)
-    once = np.maximum(y_low * ratio, start + slope * y_low)
+    cycle = np.maximum(_product(whole, ratio), u0[:, None] * fixed + whole * slope)
+    rest = np.maximum(_product(but_last, ratio), (u0 - 1)[:, None] * fixed + but_last * slope)
+    once = np.maximum(_product(y_low, ratio), start + slope * y_low)
     return kinds.layers * cycle, kinds.layers * np.where(u0[:, None] > 1, rest, 0.0), kinds.layers * once
+
+
+def _product(tokens: FloatArray, ratio: FloatArray) -> FloatArray:
+    """No tokens cost nothing, whatever each would."""
+    return np.where(tokens > 0, tokens * ratio, 0.0)
 
 
 def _latency(

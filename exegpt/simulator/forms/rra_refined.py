@@ -1,9 +1,9 @@
 """Lower bounds of single RRA candidates, of many choices at once: nearly exact, and exact for one stage.
 
-The cycle is at least as long as two of the circuits of jobs whose longest is the cycle (`simulator.pipeline`):
-all that one stage does, m (e_j + sum_u d_uj), and once through encoding, n - 1 iterations and the last one's first
-job. Costs are those of the closed form, block by block of iterations, with its wait for the longest of several
-ragged encode micro-batches.
+The cycle is at least as long as two of the circuits of jobs whose longest is the cycle
+(`simulator.pipeline`): all that one stage does, m (e_j + sum_u d_uj), and once through encoding, n - 1
+iterations and the last one's first job. Costs are those of the closed form, block by block of iterations,
+with its wait for the longest of several ragged encode micro-batches.
 """
 
 from __future__ import annotations

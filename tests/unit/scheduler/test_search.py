@@ -10,7 +10,7 @@ from exegpt.errors import CapacityError, ConfigError
 from exegpt.schedule import Schedule
 from exegpt.scheduler.solve import Problem, solve
 from exegpt.simulator.placement import deal_layers, make_stages
-from exegpt.simulator.steady import Choice, estimate_one
+from exegpt.simulator.steady import Choice, SteadyState, estimate_one
 from exegpt.specs import BoundSpec, Policy
 from exegpt.workload.lengths import independent
 from exegpt.workload.pmf import empirical_pmf, truncated_normal_pmf
@@ -90,33 +90,60 @@ def test_branch_and_bound_is_exhaustive_search_on_a_task():
     assert found.policies[Policy.RRA].num_evaluations < oracle.policies[Policy.RRA].num_evaluations / 3
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_no_candidate_of_a_box_breaks_its_bounds(seed):
+def wild_case(seed):
+    """A random profile, random lengths, and a choice of one to four stages."""
     rng = np.random.default_rng(seed)
     outputs = rng.integers(1, 40, size=25)
     lengths = independent(empirical_pmf(rng.integers(1, 400, size=25)), empirical_pmf(outputs))
-    counts = [(8,), (5, 3), (3, 3, 2)][seed % 3]
-    choice = Choice(policy=Policy.RRA, stages=make_stages(counts, 1), num_micro_batches=1 + seed % 4)
-    problem = Problem(
-        model=MODEL,
-        profile=synthetic.wild_profile(MODEL, rng),
-        cluster=synthetic.tiny_cluster(),
-        lengths=lengths,
-        bound=BoundSpec(),
-    )
-    steady = problem.steady()
-    for _ in range(10):
-        b0, n0 = int(rng.integers(choice.num_micro_batches, 60)), int(rng.integers(1, 30))
-        b1, n1 = b0 + int(rng.integers(0, 40)), n0 + int(rng.integers(0, 20))
-        upper, latency, memory = steady.throughput_upper_and_latency_lower(
-            choice, np.array([[b0, b1]]), np.array([[n0, n1]])
-        )
-        mesh = np.meshgrid(np.arange(b0, b1 + 1), np.arange(n0, n1 + 1), indexing="ij")
-        e = steady.estimate(choice, mesh[0].ravel(), mesh[1].ravel())
-        inside = np.isfinite(e.cycle_s)
-        assert (e.throughput_per_s[inside] <= upper[0] * (1 + 1e-9)).all()
-        assert (e.latency_s[inside] >= latency[0] * (1 - 1e-9)).all()
-        assert (e.memory.total_bytes.max(-1)[inside] >= memory[0] * (1 - 1e-9)).all()
+    profile = synthetic.wild_profile(MODEL, rng) if seed % 2 else synthetic.tiny_profile(MODEL)
+    counts = [(8,), (5, 3), (3, 3, 2), (2, 2, 2, 2)][seed // 2 % 4]
+    stages = make_stages(counts, 1)
+    choices = (Choice(policy=Policy.RRA, stages=stages, num_micro_batches=1 + seed // 8 % 4),)
+    return rng, SteadyState(MODEL, profile, lengths), choices
+
+
+def assert_bounded(estimates, bounds, *, at):
+    """No candidate breaks its bounds by more than rounding."""
+    inside = np.isfinite(estimates.cycle_s)
+    slack = 1e-9
+    assert (estimates.throughput_per_s <= bounds.throughput_upper_per_s * (1 + slack))[inside].all(), at
+    for lower, values in (
+        (bounds.latency_lower_s, estimates.latency_s),
+        (bounds.ttft_lower_s, estimates.ttft_s),
+        (bounds.tpot_lower_s, estimates.tpot_s),
+        (bounds.memory_lower_bytes, estimates.memory.total_bytes.max(-1)),
+    ):
+        assert (values >= lower * (1 - slack))[inside].all(), at
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_no_candidate_of_a_box_breaks_its_bounds(block):
+    for seed in range(block * 8, block * 8 + 8):
+        rng, steady, choices = wild_case(seed)
+        for _ in range(5):
+            b0, n0 = int(rng.integers(choices[0].num_micro_batches, 60)), int(rng.integers(1, 45))
+            b1, n1 = b0 + int(rng.integers(0, 40)), n0 + int(rng.integers(0, 20))
+            box = np.array([[b0, b1]]), np.array([[n0, n1]])
+            bounds = steady.bounds(choices, np.array([0]), *box)
+            mesh = np.meshgrid(np.arange(b0, b1 + 1), np.arange(n0, n1 + 1), indexing="ij")
+            estimates = steady.estimate(choices[0], mesh[0].ravel(), mesh[1].ravel())
+            assert_bounded(estimates, bounds, at=(seed, b0, b1, n0, n1))
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_no_candidate_breaks_its_closer_bounds(block):
+    for seed in range(block * 16, block * 16 + 16):
+        rng, steady, choices = wild_case(seed)
+        batches, iterations = rng.integers(4, 90, size=60), rng.integers(1, 60, size=60)
+        bounds = steady.refine(choices, np.zeros(60, dtype=int), batches, iterations)
+        estimates = steady.estimate(choices[0], batches, iterations)
+        assert_bounded(estimates, bounds, at=seed)
+        if len(choices[0].stages) == 1:
+            inside = np.isfinite(estimates.cycle_s)
+            # Nothing overlaps with one stage: the closer bounds are the estimates.
+            assert bounds.throughput_upper_per_s[inside] == pytest.approx(
+                estimates.throughput_per_s[inside], rel=1e-9
+            )
 
 
 def test_exhaustive_finds_what_a_plain_loop_finds():
@@ -191,7 +218,7 @@ def test_a_quantile_bound_is_the_baselines():
 
 def test_a_range_that_binds_is_said():
     solution = solve(problem_s(max_encode_batch_size=5, lengths=SUMMARIES))
-    assert solution.best.encode_batch_size == 5
+    assert solution.best.batch == 5
     assert "limited by solver.max_encode_batch_size" in solution.record()["binding"][0]
 
 
