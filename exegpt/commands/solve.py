@@ -21,7 +21,7 @@ from exegpt.settings import SolverName
 
 def make_problem(context: Context, table: ProfileTable) -> Problem:
     """The job's planning problem."""
-    job = context.job
+    job, local = context.job, context.cluster.is_local
     return Problem(
         model=job.model,
         profile=table,
@@ -37,6 +37,9 @@ def make_problem(context: Context, table: ProfileTable) -> Problem:
         max_decode_iterations=job.solver.max_decode_iterations,
         num_micro_batches=job.solver.num_micro_batches,
         tp_sizes=job.solver.tp_sizes,
+        # What is solved here is to be run here: one group of ranks, all stages of one degree.
+        num_replicas=(1,) if local else None,
+        partial_tp=not local,
     )
 
 

@@ -46,6 +46,7 @@ class Problem:
     num_micro_batches: Sequence[int] | None = None
     tp_sizes: Sequence[int] | None = None
     num_replicas: Sequence[int] | None = None
+    partial_tp: bool = True
 
     @property
     def ranges(self) -> SpaceSettings:
@@ -56,6 +57,7 @@ class Problem:
             num_micro_batches=self.num_micro_batches,
             tp_sizes=self.tp_sizes,
             num_replicas=self.num_replicas,
+            partial_tp=self.partial_tp,
         )
 
     def steady(self) -> SteadyState:

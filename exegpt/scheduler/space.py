@@ -63,13 +63,17 @@ class PolicySpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSettings:
-    """Ranges asked for; None takes what memory, profile and lengths imply."""
+    """Ranges asked for; None takes what memory, profile and lengths imply.
+
+    `partial_tp` allows pipelines of tensor-parallel groups and single GPUs.
+    """
 
     max_encode_batch_size: int | None = None
     max_decode_iterations: int | None = None
     num_micro_batches: Sequence[int] | None = None
     tp_sizes: Sequence[int] | None = None
     num_replicas: Sequence[int] | None = None
+    partial_tp: bool = True
 
 
 class Enumerator:
@@ -106,7 +110,10 @@ class Enumerator:
     def pipelines(self, num_gpus: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Degrees and layers of the stages that so many GPUs can form."""
         return [
-            (shape, counts) for shape in shapes(num_gpus, self.degrees) for counts in self.dealer.deals(shape)
+            (shape, counts)
+            for shape in shapes(num_gpus, self.degrees)
+            if self.settings.partial_tp or len(set(shape)) == 1
+            for counts in self.dealer.deals(shape)
         ]
 
 
