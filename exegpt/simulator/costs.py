@@ -100,7 +100,7 @@ class StageCosts:
         q, n, r = np.broadcast_arrays(
             *(np.asarray(a, dtype=np.float64) for a in (queries, tokens, rms_tokens))
         )
-        return self._stages(q, n, lambda costs: _composed(costs.encode_attention, q, r), _ENCODE)
+        return self._stages(q, n, lambda costs: composed(costs.encode_attention, q, r), _ENCODE)
 
     def decode_s(
         self, queries: ArrayLike, context_tokens: ArrayLike, input_tokens: ArrayLike | None = None
@@ -265,7 +265,8 @@ _ENCODE = _Phase(
 _DECODE = _Phase(linear=lambda costs: costs.linear, overhead=lambda costs: costs.decode_overhead)
 
 
-def _composed(grid: Grid, queries: FloatArray, rms_tokens: FloatArray) -> FloatArray:
+def composed(grid: Grid, queries: FloatArray, rms_tokens: FloatArray) -> FloatArray:
+    """Encode attention of any number of queries: whole batches of the most profiled, and a rest."""
     most = grid.limit(0)
     whole = np.floor(queries / most)
     return whole * grid.at_or_inf(most, rms_tokens) + grid.at_or_inf(queries - whole * most, rms_tokens)

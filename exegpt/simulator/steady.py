@@ -10,6 +10,7 @@ import numpy as np
 from exegpt.errors import ConfigError, ProfileRangeError
 from exegpt.schedule import SIDED_POLICIES
 from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
+from exegpt.simulator.forms.chunked import ChunkedForm
 from exegpt.simulator.forms.iteration import IterationForm
 from exegpt.simulator.forms.rra import RraForm
 from exegpt.simulator.forms.static import StaticForm
@@ -32,17 +33,18 @@ class SteadyState(Serving):
             )
 
     @cached_property
-    def _forms(self) -> Mapping[Policy, RraForm | StaticForm | IterationForm | SidesForm]:
+    def _forms(self) -> Mapping[Policy, RraForm | StaticForm | IterationForm | ChunkedForm | SidesForm]:
         static, sides = StaticForm(self), SidesForm(self)
         return {
             Policy.RRA: RraForm(self),
             Policy.STATIC: static,
             Policy.STATIC_HYBRID: static,
             Policy.ITERATION: IterationForm(self),
+            Policy.CHUNKED: ChunkedForm(self),
             **dict.fromkeys(SIDED_POLICIES, sides),
         }
 
-    def _form(self, policy: Policy) -> RraForm | StaticForm | IterationForm | SidesForm:
+    def _form(self, policy: Policy) -> RraForm | StaticForm | IterationForm | ChunkedForm | SidesForm:
         if policy not in self._forms:
             allowed = ", ".join(p.value for p in self._forms)
             raise ConfigError(f"policy {policy.value} cannot be planned yet; allowed are {allowed}")

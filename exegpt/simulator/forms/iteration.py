@@ -37,6 +37,16 @@ class SlotTokens:
         return cls(mean, chance * (serving.rms_input**2 + float(squares.sum())) - mean**2)
 
 
+def decoding_means(serving: Serving) -> tuple[float, float]:
+    """Mean tokens that a decoding query attends to, and how many of them are its input."""
+    alive, tokens, _ = serving.completion.token_tails
+    total = float(alive.sum())
+    if not total:
+        return 0.0, 0.0
+    context = float(tokens.sum()) / total
+    return context, context - 1 - float(alive @ np.arange(len(alive))) / total
+
+
 class IterationForm:
     """Estimates of ITERATION."""
 
@@ -44,12 +54,7 @@ class IterationForm:
         self.serving = serving
         self.chance = 1 / (serving.completion.mean_iterations + 1)
         self.sample = TurnSample(serving.lengths, self.chance)
-        alive, tokens, _ = serving.completion.token_tails
-        total = max(float(alive.sum()), 1e-300)
-        self.mean_context = float(tokens.sum()) / total
-        # Of the tokens attended to, all but the own age and the new token are input.
-        ages = np.arange(len(alive), dtype=np.float64)
-        self.mean_own_input = self.mean_context - 1 - float(alive @ ages) / total
+        self.mean_context, self.mean_own_input = decoding_means(serving)
         self._encode: dict[tuple[Stage, ...], FloatArray] = {}
         self._decode: dict[tuple[Stage, ...], FloatArray] = {}
 

@@ -40,11 +40,15 @@ class Played:
     ----------
     turn_s : float array, shape (n,)
         Mean time from one turn to the next one's, whichever micro-batch has it.
+    start_s, pass_s : float arrays, shape (num_turns, n)
+        When each turn begins, and how long it then takes until its last job has left the pipeline.
     first_job_s, last_job_s : float arrays, shape (n,)
         From the start of a tagged turn until its first and its last job have left the pipeline.
     """
 
     turn_s: FloatArray
+    start_s: FloatArray
+    pass_s: FloatArray
     first_job_s: FloatArray
     last_job_s: FloatArray
 
@@ -69,9 +73,12 @@ def play(jobs: Sequence[FloatArray], tagged: Sequence[FloatArray], num_micro_bat
     num_turns, num_stages, n = jobs[0].shape
     idle = np.zeros((num_turns, num_stages, n))
     if num_stages == 1 or num_micro_batches == 1:
-        turns = [_passed(work, idle, axis=1) for work in (jobs, tagged)]
-        return Played(turns[0][-1][:, -1].mean(0), turns[1][0][:, -1].mean(0), turns[1][-1][:, -1].mean(0))
+        ends = _passed(tagged, idle, axis=1)
+        whole = _passed(jobs, idle, axis=1)[-1][:, -1]
+        starts = np.cumsum(whole, axis=0) - whole
+        return Played(whole.mean(0), starts, whole, ends[0][:, -1].mean(0), ends[-1][:, -1].mean(0))
     free, found = idle[0], idle
+    starts, passes = np.zeros((2, num_turns, n))
     back = np.zeros((num_micro_batches, n))
     begun = free[-1]
     warm_up = -(-WARM_UP_TURNS // num_micro_batches) * num_micro_batches
@@ -86,8 +93,10 @@ def play(jobs: Sequence[FloatArray], tagged: Sequence[FloatArray], num_micro_bat
         free[0] = start
         free = _passed([job[turn] for job in jobs], free, axis=0)[-1]
         back[k] = free[-1]
+        starts[turn], passes[turn] = start, free[-1] - start
     ends = _passed(tagged, found, axis=1)
-    return Played((free[-1] - begun) / num_turns, ends[0][:, -1].mean(0), ends[-1][:, -1].mean(0))
+    turn_s = (free[-1] - begun) / num_turns
+    return Played(turn_s, starts, passes, ends[0][:, -1].mean(0), ends[-1][:, -1].mean(0))
 
 
 def _passed(jobs: Sequence[FloatArray], free: FloatArray, axis: int) -> list[FloatArray]:

@@ -5,6 +5,7 @@ import pytest
 import synthetic
 from test_closed_form import LENGTHS, MODEL, PLACEMENTS, PROFILES, make_requests, starts
 
+from exegpt.policies.chunked import Chunked
 from exegpt.policies.iteration import Iteration
 from exegpt.policies.static import Static
 from exegpt.policies.static_hybrid import StaticHybrid
@@ -85,6 +86,37 @@ def test_iteration_is_that_of_a_long_replay(lengths, profile, place, slots, m):
     counts, tp_size = PLACEMENTS[place]
     choice = Choice(policy=Policy.ITERATION, stages=make_stages(counts, tp_size), num_micro_batches=m)
     check_continuous(Iteration(slots, 16), choice, slots, 1, lengths, profile)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "profile", "place", "slots", "m", "budget"),
+    [
+        # Slots bind.
+        ("S", "slow bookkeeping", "one", 4, 1, 256),
+        ("T", "plain", "one", 128, 1, 512),
+        ("S", "slow bookkeeping", "four", 4, 4, 1024),
+        ("S", "heavy head", "two", 32, 4, 512),
+        ("S", "plain", "one tp 2", 9, 2, 256),
+        # The budget binds, or both in turn.
+        ("S", "plain", "one", 32, 1, 64),
+        ("T", "heavy head", "two unequal", 64, 2, 64),
+        ("S", "plain", "three", 64, 3, 128),
+        ("S", "heavy head", "four", 128, 4, 256),
+        ("S", "plain", "two", 64, 2, 512),
+    ],
+)
+def test_chunked_is_that_of_a_long_replay(lengths, profile, place, slots, m, budget):
+    counts, tp_size = PLACEMENTS[place]
+    choice = Choice(policy=Policy.CHUNKED, stages=make_stages(counts, tp_size), num_micro_batches=m)
+    check_continuous(Chunked(slots, budget), choice, slots, budget, lengths, profile)
+
+
+def test_a_budget_below_the_rows_serves_nobody():
+    steady = SteadyState(MODEL, PROFILES["plain"], LENGTHS["S"])
+    choice = Choice(policy=Policy.CHUNKED, stages=make_stages((8,), 1), num_micro_batches=1)
+    estimates = steady.estimate(choice, np.array([64, 64]), np.array([64, 128]))
+    assert estimates.throughput_per_s[0] == 0
+    assert np.isinf(estimates.latency_s).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
