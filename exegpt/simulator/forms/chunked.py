@@ -21,7 +21,7 @@ from exegpt.profiler.grid import FloatArray, Grid
 from exegpt.simulator.choice import Choice, Estimates, IntArray
 from exegpt.simulator.costs import composed
 from exegpt.simulator.forms.iteration import SlotTokens, decoding_means
-from exegpt.simulator.forms.turns import NUM_TURNS, WARM_UP_TURNS, TurnSample, play
+from exegpt.simulator.forms.turns import NUM_TURNS, STRATA, WARM_UP_TURNS, TurnSample, play
 from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan
 from exegpt.simulator.mixed import mixed_s
 from exegpt.simulator.pipeline import period_s
@@ -37,7 +37,7 @@ class _Turns:
 
     `fresh` prompts begin in a turn, `fresh_squares` the squared tokens of theirs; `resumed_from` and
     `resumed_to` are the places in the prompt that was begun before. `done` prompts end, and
-    `is_split` says whether the last one is to be continued.
+    `is_split` says whether the last one is to be continued, `is_full` whether the budget was used up.
     """
 
     rows: FloatArray
@@ -49,6 +49,7 @@ class _Turns:
     resumed_to: FloatArray
     done: FloatArray
     is_split: FloatArray
+    is_full: FloatArray
 
     def of_micro_batches(self, first: _Turns, rest: IntArray, m: int) -> _Turns:
         """Turns in rotation: the k-th micro-batch has its own part of the sample.
@@ -79,7 +80,9 @@ class ChunkedForm:
         self.sample = TurnSample(serving.lengths, ending)
         self._ending: dict[int, IntArray] = {}
         rng = np.random.default_rng(1)
-        quantiles = (rng.permutation(NUM_PROMPTS) + rng.random(NUM_PROMPTS)) / NUM_PROMPTS
+        # Any few prompts in a row share out the quantiles evenly: a sample sees no more than a part.
+        strata = rng.random((NUM_PROMPTS // STRATA, STRATA)).argsort(axis=1)
+        quantiles = (strata + rng.random(strata.shape)).ravel() / STRATA
         self._prompts = np.searchsorted(np.cumsum(serving.lengths.input_pmf), quantiles).astype(np.float64)
         self._decoding = rng.permutation(NUM_PROMPTS) < self.decodes * NUM_PROMPTS
 
@@ -112,8 +115,8 @@ class ChunkedForm:
         ends = self.serving.completion.iterations_of(self.serving.bound_output_tokens)
         latency = ttft
         if ends:
-            # While it decodes, nobody joins in the query's own slot.
-            others = calm + added * (1 - 1 / batch)
+            # While it decodes, nobody joins in the query's own slot, unless others fill the budget anyway.
+            others = calm + added * (1 - (1 - turns.is_full.mean(0)) / batch)
             own = (turns.done * interval).sum(0) / joins
             latency = begun + own + (ends - 1) * m * others + played.pass_s.mean(0)
         latency, ttft = np.where(beyond, np.inf, latency), np.where(beyond, np.inf, ttft)
@@ -174,6 +177,7 @@ class ChunkedForm:
                 resumed_to,
                 done,
                 is_split,
+                end - at >= left,
             )
             rows = rows - ending[level, turn, rows] + decoding[new_whole] - decoding[whole]
             laps = new_whole >= NUM_PROMPTS
