@@ -12,14 +12,16 @@ sample. Where the budget binds the rate is then C / (E[input] + E[D]), and where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from exegpt.errors import ConfigError
 from exegpt.profiler.grid import FloatArray, Grid
-from exegpt.simulator.choice import Choice, Estimates, IntArray
+from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
 from exegpt.simulator.costs import composed
+from exegpt.simulator.forms.chunked_bounds import ChunkedBounds, ChunkLimits
 from exegpt.simulator.forms.iteration import SlotTokens, decoding_means
 from exegpt.simulator.forms.turns import NUM_TURNS, STRATA, WARM_UP_TURNS, TurnSample, play
 from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan
@@ -68,12 +70,14 @@ class _Turns:
 
 
 class ChunkedForm:
-    """Estimates of CHUNKED."""
+    """Estimates and bounds of CHUNKED."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.mean_decode = serving.completion.mean_iterations
         self.mean_context, self.mean_own_input = decoding_means(serving)
+        self.limits = ChunkLimits(serving, self.mean_decode, self.mean_context)
+        self._bounds: ChunkedBounds | None = None
         # Chance that a decoding row ends in a turn, and that a query decodes at all.
         self.decodes = float(serving.completion.survival[0])
         ending = self.decodes / self.mean_decode if self.mean_decode else 1.0
@@ -103,32 +107,56 @@ class ChunkedForm:
         share = batch / m
         in_line = (share - mean_rows) / np.maximum(sampled, 1e-12)
         rate = share / (self.mean_decode + np.maximum(in_line, 1.0))
+        # The sample is finite; what no schedule beats, and none falls short of, holds all the same.
+        spending = budget.astype(np.float64)
+        rate = np.maximum(rate, self.limits.least_joining(share, share, spending))
+        rate = np.minimum(rate, self.limits.most_joining(share, spending))
         # A turn in which nobody joins: all that are not in line for a second turn decode.
         calm = self._calm_s(choice, rate * (self.mean_decode + 1))
         added = np.maximum(played.turn_s - calm, 0.0) * rate / np.maximum(sampled, 1e-12)
-        turn = np.where(beyond, np.inf, calm + added)
+        kinds = self.serving.tables.kinds([choice.stages]).take(np.zeros(len(batch), dtype=np.int64))
+        slowest, passage = self.limits.token_s(kinds)
+        calm = np.maximum(calm, np.maximum(slowest, passage / m))
+        turn = np.maximum(calm + added, rate * self.limits.work_s(kinds, spending))
+        turn = np.where(beyond, np.inf, turn)
         interval = np.roll(played.start_s, -m, axis=0) - played.start_s
         interval[-m:] += len(turns.rows) * played.turn_s
         joins = np.maximum(turns.done.sum(0), 1e-12)
         begun = (turns.is_split * interval).sum(0) / joins
-        ttft = begun + (turns.done * played.pass_s).sum(0) / joins
+        ttft = np.maximum(begun + (turns.done * played.pass_s).sum(0) / joins, passage)
         ends = self.serving.completion.iterations_of(self.serving.bound_output_tokens)
         latency = ttft
         if ends:
             # While it decodes, nobody joins in the query's own slot, unless others fill the budget anyway.
             others = calm + added * (1 - (1 - turns.is_full.mean(0)) / batch)
             own = (turns.done * interval).sum(0) / joins
-            latency = begun + own + (ends - 1) * m * others + played.pass_s.mean(0)
+            last = np.maximum(played.pass_s.mean(0), passage)
+            latency = begun + own + (ends - 1) * m * others + last
         latency, ttft = np.where(beyond, np.inf, latency), np.where(beyond, np.inf, ttft)
         return make_estimates(
             choice.num_replicas * rate / turn,
             latency,
             ttft,
-            ends,
+            self.serving.num_gaps,
             m * mean_rows,
             m * turn,
             self._memory(choice, batch, budget),
         )
+
+    def bounds(
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
+    ) -> Bounds:
+        """Bounds of boxes of slots x token budget; see `ChunkedBounds`."""
+        refuse_encoder_decoder(self.serving)
+        if self._bounds is None or self._bounds.choices is not choices:
+            self._bounds = ChunkedBounds(self.limits, choices, self.mean_own_input)
+        found = self._bounds.of(which, batches, extents)
+        memory = np.zeros(len(which))
+        for index in np.unique(which).tolist():
+            mine = which == index
+            plan = self._memory(choices[index], batches[mine, 0].astype(np.float64), extents[mine, 0])
+            memory[mine] = plan.total_bytes.max(-1)
+        return replace(found, memory_lower_bytes=memory)
 
     def _line(self, slots: IntArray, budget: IntArray) -> _Turns:
         """Follow a micro-batch of so many slots, from its mean state on."""

@@ -9,16 +9,18 @@ K times as likely as one with one new query, so K is size-biased.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from exegpt.policies.iteration import slots_of
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import Stage
-from exegpt.simulator.choice import Choice, Estimates, IntArray
+from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
+from exegpt.simulator.forms.iteration_bounds import IterationBounds, TurnCurves
 from exegpt.simulator.forms.turns import TurnSample, play
-from exegpt.simulator.memory import OVERFLOW_SIGMAS
+from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan
 from exegpt.simulator.serving import Serving, make_estimates
 
 
@@ -48,13 +50,15 @@ def decoding_means(serving: Serving) -> tuple[float, float]:
 
 
 class IterationForm:
-    """Estimates of ITERATION."""
+    """Estimates and bounds of ITERATION."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.chance = 1 / (serving.completion.mean_iterations + 1)
         self.sample = TurnSample(serving.lengths, self.chance)
         self.mean_context, self.mean_own_input = decoding_means(serving)
+        self.turns = TurnCurves(serving, self.sample, self.mean_context, self.mean_own_input)
+        self._bounds: IterationBounds | None = None
         self._encode: dict[tuple[Stage, ...], FloatArray] = {}
         self._decode: dict[tuple[Stage, ...], FloatArray] = {}
 
@@ -83,23 +87,39 @@ class IterationForm:
         # What joining prompts add is in proportion to their number, of which the sample has not the mean.
         expected = self.chance * batch / m
         calm = self._calm_s(choice, slots)
-        added = (played.turn_s - calm) * expected / joining.mean(0)
-        turn = np.where(beyond, np.inf, calm + added)
+        part = expected / joining.mean(0)
+        least = np.minimum(calm, played.turn_s)
+        turn = np.where(beyond, np.inf, np.maximum(calm + part * (played.turn_s - calm), least))
         ttft = np.where(beyond, np.inf, first)
         ends = self.serving.completion.iterations_of(self.serving.bound_output_tokens)
         # While it decodes, nobody joins in the query's own slot.
-        latency = last + ends * m * np.where(beyond, np.inf, calm + added * (1 - 1 / batch))
-        latency = latency if ends else ttft
-        throughput = expected / turn
+        others = np.maximum(calm + (turn - calm) * (1 - 1 / batch), least)
+        latency = last + ends * m * others if ends else ttft
+        if ends and not self.serving.first_token_at_encoding:
+            ttft = last + m * others
         return make_estimates(
-            choice.num_replicas * throughput,
+            choice.num_replicas * expected / turn,
             latency,
             ttft,
-            ends,
+            self.serving.num_gaps,
             batch * (1 - self.chance),
             m * turn,
             self._memory(choice, batch),
         )
+
+    def bounds(
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
+    ) -> Bounds:
+        """Bounds of boxes of slots; see `IterationBounds`."""
+        if self._bounds is None or self._bounds.choices is not choices:
+            self._bounds = IterationBounds(self.serving, self.turns, choices)
+        found = self._bounds.of(which, batches)
+        memory = np.zeros(len(which))
+        for index in np.unique(which).tolist():
+            mine = which == index
+            plan = self._memory(choices[index], batches[mine, 0].astype(np.float64))
+            memory[mine] = plan.total_bytes.max(-1)
+        return replace(found, memory_lower_bytes=memory)
 
     def joining_limit(self, slots: FloatArray) -> FloatArray:
         """Most prompts that may join a micro-batch of so many slots in one turn.
@@ -152,7 +172,7 @@ class IterationForm:
             )
         return np.ascontiguousarray(np.moveaxis(table[rows], 2, 1))
 
-    def _memory(self, choice: Choice, batch: FloatArray):  # type: ignore[no-untyped-def]
+    def _memory(self, choice: Choice, batch: FloatArray) -> MemoryPlan:
         serving, m = self.serving, choice.num_micro_batches
         held = SlotTokens.of(serving, self.chance)
         kv_tokens = batch * (held.mean + (serving.page_size - 1) / 2)

@@ -13,8 +13,10 @@ decode (whose quantile is at 1 - u_i). Every stage time then rises with the slot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -76,7 +78,8 @@ def play(jobs: Sequence[FloatArray], tagged: Sequence[FloatArray], num_micro_bat
         ends = _passed(tagged, idle, axis=1)
         whole = _passed(jobs, idle, axis=1)[-1][:, -1]
         starts = np.cumsum(whole, axis=0) - whole
-        return Played(whole.mean(0), starts, whole, ends[0][:, -1].mean(0), ends[-1][:, -1].mean(0))
+        turn_s = np.maximum(whole.mean(0), least_turn_s(jobs, num_micro_batches))
+        return Played(turn_s, starts, whole, ends[0][:, -1].mean(0), ends[-1][:, -1].mean(0))
     free, found = idle[0], idle
     starts, passes = np.zeros((2, num_turns, n))
     back = np.zeros((num_micro_batches, n))
@@ -95,8 +98,15 @@ def play(jobs: Sequence[FloatArray], tagged: Sequence[FloatArray], num_micro_bat
         back[k] = free[-1]
         starts[turn], passes[turn] = start, free[-1] - start
     ends = _passed(tagged, found, axis=1)
-    turn_s = (free[-1] - begun) / num_turns
+    turn_s = np.maximum((free[-1] - begun) / num_turns, least_turn_s(jobs, num_micro_batches))
     return Played(turn_s, starts, passes, ends[0][:, -1].mean(0), ends[-1][:, -1].mean(0))
+
+
+def least_turn_s(jobs: Sequence[FloatArray], num_micro_batches: int) -> FloatArray:
+    """What no pipeline beats: every stage does all jobs, and a micro-batch passes all stages in its turn."""
+    means = [job.mean(0) for job in jobs]
+    busiest = np.sum(means, axis=0).max(0)
+    return np.maximum(busiest, np.max([mean.sum(0) for mean in means], axis=0) / num_micro_batches)
 
 
 def _passed(jobs: Sequence[FloatArray], free: FloatArray, axis: int) -> list[FloatArray]:
@@ -164,10 +174,21 @@ class TurnSample:
 
 
 def binomial_pmf(trials: int, chance: float) -> FloatArray:
-    """Chances of 0..trials successes."""
+    """Chances of 0, 1, .. successes, up to a number beyond which less than 1e-12 is left."""
     if chance >= 1:
         return np.append(np.zeros(trials), 1.0)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
-    k = np.arange(trials + 1)
-    choose = logs[-1] - logs - logs[::-1]
-    return np.asarray(np.exp(choose + k * np.log(chance) + (trials - k) * np.log1p(-chance)))
+    mean = trials * chance
+    k = np.arange(min(trials, int(mean + 8 * math.sqrt(mean) + 20)) + 1)
+    logs = _log_factorials(trials)
+    choose = logs[trials] - logs[k] - logs[trials - k]
+    return np.asarray(np.exp(choose + k * math.log(chance) + (trials - k) * math.log1p(-chance)))
+
+
+@cache
+def _log_factorials_up_to(most: int) -> FloatArray:
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
+
+
+def _log_factorials(most: int) -> FloatArray:
+    """Logarithms of 0!, 1!, .. at least up to `most`."""
+    return _log_factorials_up_to(1 << max(most, 1023).bit_length())
