@@ -30,7 +30,9 @@ class Knobs:
     Where encoding and decoding have GPUs of their own (WAA, DISAGGREGATED), `tp_size` and
     `num_tp_gpus` are the encode pipeline's, `num_micro_batches` the decode pipeline's, and
     `decode_batch_size` is the most queries that a decode pipeline takes, those on their way to it
-    included. Knobs that a policy does not have are None, and left out of files.
+    included. Continuous batching (ITERATION, CHUNKED) has `decode_batch_size` slots, and ITERATION encodes
+    at most `encode_batch_size` prompts in a turn of a micro-batch. Knobs that a policy does not have are
+    None, and left out of files.
 
     Attributes
     ----------

@@ -20,9 +20,10 @@ from exegpt.report.timeline import write_trace
 from exegpt.schedule import SIDED_POLICIES, Schedule, read_schedule
 from exegpt.simulator.costs import StageCosts, stage_shapes
 from exegpt.simulator.memory import num_kv_pages
+from exegpt.simulator.planned import candidate_of, encode_tokens_at_once
 from exegpt.simulator.replay import ReplayResult, replay
 from exegpt.simulator.replay_sides import replay_sides
-from exegpt.simulator.steady import Choice, SteadyState, estimate_one
+from exegpt.simulator.steady import SteadyState, estimate_one
 from exegpt.simulator.transfer import make_transfer
 from exegpt.workload.requests import Request
 
@@ -46,14 +47,13 @@ def kv_pages(context: Context, schedule: Schedule, requests: Sequence[Request]) 
     """
     job, knobs = context.job, schedule.knobs
     lengths = sorted((r.input_tokens for r in requests), reverse=True)
-    per_micro_batch = -(-knobs.encode_batch_size // knobs.num_micro_batches)
     room = num_kv_pages(
         job.model,
         schedule.stages,
         context.dtype,
         memory_bytes=context.cluster.memory_bytes,
         page_size=job.runner.page_size,
-        encode_tokens=float(np.mean(lengths)) * per_micro_batch,
+        encode_tokens=encode_tokens_at_once(schedule, float(np.mean(lengths))),
         decode_queries=max(knobs.decode_batch_size, knobs.encode_batch_size) / knobs.num_micro_batches,
     )
     most = sum(-(-(r.input_tokens + r.max_output_tokens) // job.runner.page_size) for r in requests)
@@ -74,6 +74,7 @@ def replay_requests(
         num_micro_batches=schedule.knobs.num_micro_batches,
         num_pages=kv_pages(context, schedule, requests),
         page_size=context.job.runner.page_size,
+        first_token_at_encoding=not context.job.model.is_encoder_decoder,
     )
 
 
@@ -115,13 +116,9 @@ def steady_state(context: Context, schedule: Schedule, table: ProfileTable) -> d
         counting=job.solver.counting,
         length_percentile=job.bound.length_percentile,
         page_size=job.runner.page_size,
+        memory_bytes=context.cluster.memory_bytes,
     )
-    choice = Choice(
-        policy=schedule.policy, stages=schedule.stages, num_micro_batches=schedule.knobs.num_micro_batches
-    )
-    return dict(
-        estimate_one(steady, choice, schedule.knobs.encode_batch_size, schedule.knobs.decode_iterations)
-    )
+    return dict(estimate_one(steady, *candidate_of(schedule)))
 
 
 def simulate(context: Context) -> None:

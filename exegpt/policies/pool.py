@@ -174,6 +174,10 @@ class Pool:
         row = self._rows[query_id]
         return row.query.input_tokens + row.generated
 
+    def input_tokens(self, query_id: int) -> int:
+        """Prompt tokens of an active query; after it was put back, with what it had generated."""
+        return self._rows[query_id].query.input_tokens
+
     def receive(self, query_id: int, *, finished: bool) -> bool:
         """Count a received token; say whether it belongs to the answer (a finished row's does not)."""
         row = self._rows[query_id]

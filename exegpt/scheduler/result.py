@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exegpt.schedule import Knobs, Schedule
+from exegpt.scheduler.continuous import continuous_knobs
 from exegpt.simulator.choice import Choice
 from exegpt.specs import Policy
 
@@ -37,7 +38,7 @@ class Best:
     def knobs(self) -> Knobs:
         """The candidate's knobs as a schedule has them."""
         choice = self.choice
-        return Knobs(
+        knobs = Knobs(
             encode_batch_size=self.batch,
             decode_batch_size=max(round(self.decode_batch_size), 1),
             decode_iterations=self.extent if choice.policy is Policy.RRA else 1,
@@ -45,6 +46,7 @@ class Best:
             tp_size=choice.tp_size,
             num_tp_gpus=sum(s.tp_size for s in choice.encode_stages if s.tp_size == choice.tp_size),
         )
+        return replace(knobs, **continuous_knobs(self))
 
     def predicted(self, mean_output_tokens: float) -> dict[str, float]:
         """Estimates under their names in files."""

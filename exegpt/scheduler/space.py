@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from exegpt.errors import CapacityError, ConfigError
+from exegpt.scheduler import continuous
 from exegpt.scheduler.pipelines import Dealer, group_sizes, make_pipeline, shapes
 from exegpt.simulator.choice import Choice, IntArray
 from exegpt.simulator.serving import Serving
@@ -151,6 +152,9 @@ def static_choices(enumerator: Enumerator) -> list[Choice]:
 ENUMERATORS: dict[Policy, Callable[[Enumerator], list[Choice]]] = {
     Policy.RRA: rra_choices,
     Policy.STATIC: static_choices,
+    Policy.STATIC_HYBRID: continuous.static_hybrid_choices,
+    Policy.ITERATION: continuous.iteration_choices,
+    Policy.CHUNKED: continuous.chunked_choices,
 }
 
 
@@ -183,15 +187,18 @@ def _space(policy: Policy, enumerator: Enumerator) -> PolicySpace:
     settings, serving = enumerator.settings, enumerator.serving
     choices = tuple(ENUMERATORS[policy](enumerator))
     profiled = int(min(c.decode_overhead.limit() for c in serving.profile.layers.values()))
-    step = STATIC_BATCH_STEP if policy in _STATIC else 1
     least = np.asarray([_parts(choice) for choice in choices], dtype=np.int64).reshape(-1)
+    step = np.full(len(choices), STATIC_BATCH_STEP if policy in _STATIC else 1, dtype=np.int64)
+    if policy in continuous.SLOT_STEPS:
+        # Micro-batches have equally many slots.
+        step = least * continuous.SLOT_STEPS[policy]
     first = np.maximum(least, step)
     most = np.minimum(settings.max_encode_batch_size or profiled * least, profiled * least)
     return PolicySpace(
         policy=policy,
         choices=choices,
         first=first,
-        step=np.full(len(choices), step, dtype=np.int64),
+        step=step,
         count=np.maximum((most - first) // step + 1, 0),
         extents=_extents(policy, serving, settings),
     )
@@ -208,6 +215,8 @@ def _extents(policy: Policy, serving: Serving, settings: SpaceSettings) -> IntAr
     if policy is Policy.RRA:
         longest = max(serving.completion.max_iterations, 1)
         return np.arange(1, min(settings.max_decode_iterations or longest, longest) + 1, dtype=np.int64)
+    if policy is Policy.CHUNKED:
+        return np.asarray(continuous.TOKEN_BUDGETS, dtype=np.int64)
     return np.ones(1, dtype=np.int64)
 
 

@@ -52,9 +52,15 @@ class _Clock:
 
 class _Replay:
     def __init__(
-        self, machine: PolicyMachine | TurnMachine, costs: StageCosts, pool: Pool, requests: Sequence[Request]
+        self,
+        machine: PolicyMachine | TurnMachine,
+        costs: StageCosts,
+        pool: Pool,
+        requests: Sequence[Request],
+        first_token_at_encoding: bool,
     ) -> None:
         self.machine = machine
+        self.first_token_at_encoding = first_token_at_encoding
         self.pool = pool
         self.clock = _Clock(costs, [0.0] * len(costs.stages))
         self.requests = {r.id: r for r in requests}
@@ -110,7 +116,7 @@ class _Replay:
             rms = math.sqrt(sum(n * n for n in lengths) / len(lengths))
             times = self.clock.costs.encode_one_s(len(ids), tokens, rms)
             end = self.clock.run(times, 0.0, "encode", (0, micro_batch, len(ids), tokens))
-            self.outstanding[micro_batch].append((end, list(ids)))
+            self.outstanding[micro_batch].append((end, list(ids) if self.first_token_at_encoding else []))
             for query_id in ids:
                 if self.records[query_id].encode_start_s is None:
                     self.records[query_id].encode_start_s = start
@@ -129,7 +135,8 @@ class _Replay:
         if not ids:
             return
         tokens = sum(map(self.pool.context_tokens, ids))
-        times = self.clock.costs.decode_one_s(len(ids), tokens)
+        inputs = sum(map(self.pool.input_tokens, ids))
+        times = self.clock.costs.decode_one_s(len(ids), tokens, inputs)
         end = self.clock.run(times, ready, "decode", (iteration, micro_batch, len(ids), tokens))
         self.outstanding[micro_batch].append((end, list(ids)))
 
@@ -213,6 +220,7 @@ def replay(
     num_micro_batches: int,
     num_pages: int,
     page_size: int,
+    first_token_at_encoding: bool = True,
     report: Callable[[int], None] | None = None,
 ) -> ReplayResult:
     """Replay requests of known output lengths.
@@ -225,6 +233,8 @@ def replay(
         Each with `forced_output_tokens`, or running to `max_output_tokens`.
     num_micro_batches, num_pages, page_size : int
         As the schedule and the memory formula give them.
+    first_token_at_encoding : bool
+        False for encoder-decoder models, whose encoding yields no token.
     report : callable, optional
         Called after every step with the number of finished requests.
 
@@ -234,4 +244,4 @@ def replay(
         If a batch or context outgrows the profile.
     """
     pool = Pool(num_micro_batches=num_micro_batches, num_pages=num_pages, page_size=page_size)
-    return _Replay(machine, costs, pool, requests).run(report)
+    return _Replay(machine, costs, pool, requests, first_token_at_encoding).run(report)

@@ -74,7 +74,10 @@ class SteadyState(Serving):
     ) -> Bounds | None:
         """Closer bounds of single candidates, arrays of shape (n,); None where the policy has none."""
         form = self._form(choices[0].policy)
-        return form.refine(choices, which, batch, extent) if isinstance(form, RraForm) else None
+        if not isinstance(form, RraForm | ChunkedForm):
+            return None
+        with np.errstate(invalid="ignore"):
+            return form.refine(choices, which, batch, extent)
 
 
 def estimate_one(

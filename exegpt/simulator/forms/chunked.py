@@ -31,6 +31,8 @@ from exegpt.simulator.serving import Serving, make_estimates
 
 # Prompts in the sample; a turn takes them from a ring.
 NUM_PROMPTS = 1024
+# Candidates estimated together: their turns fill some 40 MiB.
+CANDIDATES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,26 @@ class ChunkedForm:
             plan = self._memory(choices[index], batches[mine, 0].astype(np.float64), extents[mine, 0])
             memory[mine] = plan.total_bytes.max(-1)
         return replace(found, memory_lower_bytes=memory)
+
+    def refine(self, choices: Sequence[Choice], which: IntArray, batch: IntArray, extent: IntArray) -> Bounds:
+        """Bounds of single candidates, arrays of shape (n,): their estimates.
+
+        Following turns costs about the same for one candidate as for hundreds.
+        """
+        per_s, latency, ttft, tpot, memory = np.zeros((5, len(which)))
+        for index in np.unique(which).tolist():
+            mine = np.flatnonzero(which == index)
+            for part in np.array_split(mine, -(-len(mine) // CANDIDATES_AT_ONCE)):
+                e = self.estimate(choices[index], batch[part].astype(np.float64), extent[part])
+                per_s[part], latency[part], ttft[part] = e.throughput_per_s, e.latency_s, e.ttft_s
+                tpot[part], memory[part] = e.tpot_s, e.memory.total_bytes.max(-1)
+        return Bounds(
+            throughput_upper_per_s=per_s,
+            latency_lower_s=latency,
+            ttft_lower_s=ttft,
+            memory_lower_bytes=memory,
+            tpot_lower_s=tpot,
+        )
 
     def _line(self, slots: IntArray, budget: IntArray) -> _Turns:
         """Follow a micro-batch of so many slots, from its mean state on."""

@@ -32,8 +32,7 @@ class ChunkLimits:
         """Least time of the busiest stage per query, (n,).
 
         A pass of n tokens costs no less per token than the cheapest pass of up to `budget` does, and
-        a row's attention, head and sampling no less than in the cheapest batch. Encode attention is left
-        out: batches of prompts have no cheapest size by length.
+        a row's attention, head and sampling no less than in the cheapest batch.
         """
         tables = [self.serving.profile.layers[t] for t in self.serving.tables.degrees]
         row_bytes = self.serving.model.hidden_size * self.serving.profile.dtype.num_bytes
@@ -45,13 +44,28 @@ class ChunkLimits:
                 per_token = per_token + 2 * least_ratio(table.all_reduce, row_bytes, budget)
             rows = np.arange(1.0, table.decode_attention.limit(0) + 1)
             attention = table.decode_attention.at_or_inf(rows, rows * self.mean_context) / rows
-            layer.append(per_token * tokens + self.mean_decode * float(attention.min()))
+            fixed = self.mean_decode * float(attention.min()) + self._prompt_attention_s(
+                table.encode_attention
+            )
+            layer.append(per_token * tokens + fixed)
             sampled = least_ratio(table.head, 1.0, np.array([table.head.limit()]))
             head.append((1 + self.mean_decode) * float(sampled[0]))
         by_degree = np.stack(layer, axis=-1)
         per_layer = np.take_along_axis(by_degree, kinds.degree, axis=1)
         ends = np.asarray(head)[kinds.degree] * ((kinds.flags & LAST) > 0)
-        return kinds.slowest(kinds.layers * per_layer + ends)
+        return np.asarray(kinds.slowest(kinds.layers * per_layer + ends))
+
+    def _prompt_attention_s(self, grid: Grid) -> float:
+        """Encode attention of a query at the least: in the cheapest batch, of prompts like its own or mixed.
+
+        Prompts of one batch are looked up at their root-mean-square length; an uneven table may lie below
+        both what mixed and what equal prompts cost there. Our choice: nine tenths of the lesser.
+        """
+        pmf = self.serving.lengths.input_pmf
+        lengths = np.append(np.flatnonzero(pmf), self.serving.rms_input)
+        queries = np.append(1.0, grid.axes[0][grid.axes[0] > 1])[:, None]
+        cheapest = (grid.at_or_inf(queries, lengths) / queries).min(axis=0)
+        return 0.9 * min(float(pmf[pmf > 0] @ cheapest[:-1]), float(cheapest[-1]))
 
     def token_s(self, kinds: StageKinds) -> tuple[FloatArray, FloatArray]:
         """Least time of the slowest stage, and of all together, for a pass with a token in it; (n,) each."""
@@ -91,7 +105,7 @@ def least_ratio(grid: Grid, scale: float, most: FloatArray) -> FloatArray:
     ratios = np.minimum.accumulate(grid.at_or_inf(points * scale) / points)
     at = np.searchsorted(points, most, side="right") - 1
     within = np.minimum(most, points[-1])
-    return np.minimum(ratios[np.maximum(at, 0)], grid.at_or_inf(within * scale) / within)
+    return np.asarray(np.minimum(ratios[np.maximum(at, 0)], grid.at_or_inf(within * scale) / within))
 
 
 class ChunkedBounds:

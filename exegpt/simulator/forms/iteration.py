@@ -39,6 +39,16 @@ class SlotTokens:
         return cls(mean, chance * (serving.rms_input**2 + float(squares.sum())) - mean**2)
 
 
+def joining_limit(slots: FloatArray, mean_joining: FloatArray) -> FloatArray:
+    """Most prompts that may join a micro-batch of so many slots in one turn.
+
+    Exceeded in less than one turn of a thousand; it keeps the first turns, when all slots are free, from
+    encoding everything at once.
+    """
+    enough = np.ceil(mean_joining + OVERFLOW_SIGMAS * np.sqrt(mean_joining)) + 1
+    return np.asarray(np.minimum(enough, np.ceil(slots)))
+
+
 def decoding_means(serving: Serving) -> tuple[float, float]:
     """Mean tokens that a decoding query attends to, and how many of them are its input."""
     alive, tokens, _ = serving.completion.token_tails
@@ -121,16 +131,6 @@ class IterationForm:
             memory[mine] = plan.total_bytes.max(-1)
         return replace(found, memory_lower_bytes=memory)
 
-    def joining_limit(self, slots: FloatArray) -> FloatArray:
-        """Most prompts that may join a micro-batch of so many slots in one turn.
-
-        Exceeded in one turn of a thousand; it keeps the first turns, when all slots are free, from encoding
-        everything at once.
-        """
-        mean = slots * self.chance
-        spread = OVERFLOW_SIGMAS * np.sqrt(mean * (1 - self.chance))
-        return np.asarray(np.minimum(np.ceil(mean + spread) + 1, np.ceil(slots)))
-
     def _turns(self, slots: IntArray, m: int, doublings: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Joining prompts, decoding rows, and who joins beside the bound's query; (num_turns, n) each."""
         joining, rows, others = np.zeros((3, self.sample.num_turns, len(slots)), dtype=np.int64)
@@ -177,5 +177,5 @@ class IterationForm:
         held = SlotTokens.of(serving, self.chance)
         kv_tokens = batch * (held.mean + (serving.page_size - 1) / 2)
         kv_tokens = kv_tokens + OVERFLOW_SIGMAS * np.sqrt(batch * held.variance)
-        encoded = self.joining_limit(batch / m) * serving.mean_input
+        encoded = joining_limit(batch / m, batch / m * self.chance) * serving.mean_input
         return serving.memory(choice.stages, kv_tokens, encoded, batch / m)

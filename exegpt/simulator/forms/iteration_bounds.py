@@ -87,9 +87,12 @@ class TurnCurves:
         most = int(max(joining.max(), tagged.max()))
         tokens, squares = self.sample.prompts(most)
         queries = np.broadcast_to(np.arange(most + 1.0), tokens.shape)
-        encode = costs.encode_s(queries, tokens, np.sqrt(squares / np.maximum(queries, 1.0)))
         rows = slots.astype(np.float64)
-        decode = costs.decode_s(rows, rows * self.mean_context, rows * self.mean_input)
+        with np.errstate(invalid="ignore"):
+            encode = costs.encode_s(queries, tokens, np.sqrt(squares / np.maximum(queries, 1.0)))
+            decode = costs.decode_s(rows, rows * self.mean_context, rows * self.mean_input)
+        # Beyond the profile, no layers of infinite time each are not a number.
+        encode, decode = (np.where(np.isnan(times), np.inf, times) for times in (encode, decode))
         turns = np.arange(self.sample.num_turns)[:, None]
         return (
             encode[turns, joining].mean(0),

@@ -106,7 +106,8 @@ def least_turn_s(jobs: Sequence[FloatArray], num_micro_batches: int) -> FloatArr
     """What no pipeline beats: every stage does all jobs, and a micro-batch passes all stages in its turn."""
     means = [job.mean(0) for job in jobs]
     busiest = np.sum(means, axis=0).max(0)
-    return np.maximum(busiest, np.max([mean.sum(0) for mean in means], axis=0) / num_micro_batches)
+    passage = np.max([mean.sum(0) for mean in means], axis=0)
+    return np.asarray(np.maximum(busiest, passage / num_micro_batches))
 
 
 def _passed(jobs: Sequence[FloatArray], free: FloatArray, axis: int) -> list[FloatArray]:

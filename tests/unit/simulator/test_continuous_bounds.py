@@ -97,11 +97,13 @@ def test_iteration_bounds_of_one_candidate_are_close(place):
     estimates = steady.estimate(choices[0], slots, np.ones_like(slots))
     box = np.stack([slots, slots], axis=1)
     bounds = steady.bounds(choices, np.zeros(3, dtype=int), box, np.ones_like(box))
-    # One stage waits for nothing: the bound is the estimate. Stalls of ragged turns in
-    # two stages are left out.
-    rel = 0.001 if len(place) == 1 else 0.25
-    assert bounds.throughput_upper_per_s == pytest.approx(estimates.throughput_per_s, rel=rel)
-    assert bounds.latency_lower_s == pytest.approx(estimates.latency_s, rel=rel)
+    # One stage waits for nothing: the bound is the estimate, but for the decoding in the query's own turn.
+    # Stalls of ragged turns in two stages are left out.
+    one = len(place) == 1
+    assert bounds.throughput_upper_per_s == pytest.approx(
+        estimates.throughput_per_s, rel=0.001 if one else 0.25
+    )
+    assert bounds.latency_lower_s == pytest.approx(estimates.latency_s, rel=0.01 if one else 0.25)
 
 
 def test_replicas_multiply_throughput_alone():

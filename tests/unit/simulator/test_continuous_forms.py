@@ -1,10 +1,13 @@
 """Closed forms of continuous batching and of static batches of ragged prompts, against long replays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import synthetic
 from test_closed_form import LENGTHS, MODEL, PLACEMENTS, PROFILES, make_requests, starts
 
+from exegpt.errors import ConfigError
 from exegpt.policies.chunked import Chunked
 from exegpt.policies.iteration import Iteration
 from exegpt.policies.static import Static
@@ -14,7 +17,7 @@ from exegpt.simulator.forms.turns import TurnSample, binomial_pmf, play
 from exegpt.simulator.placement import make_stages
 from exegpt.simulator.replay import replay
 from exegpt.simulator.steady import Choice, SteadyState, estimate_one
-from exegpt.specs import Policy
+from exegpt.specs import ModelFamily, Policy
 from exegpt.workload.lengths import independent
 
 # Means over 240 sampled turns and over some thousand replayed ones, each uncertain by up to a percent.
@@ -117,6 +120,47 @@ def test_a_budget_below_the_rows_serves_nobody():
     estimates = steady.estimate(choice, np.array([64, 64]), np.array([64, 128]))
     assert estimates.throughput_per_s[0] == 0
     assert np.isinf(estimates.latency_s).tolist() == [True, False]
+
+
+def encoder_decoder():
+    """A T5 of the tiny model's size, with the tables that its encoder and cross attention need."""
+    model = synthetic.tiny_model(family=ModelFamily.T5, num_key_value_heads=4, hidden_act="relu")
+    profile = synthetic.tiny_profile(model)
+    layers = {
+        t: replace(costs, encode_linear=costs.linear, cross_attention=costs.decode_attention)
+        for t, costs in profile.layers.items()
+    }
+    return model, replace(profile, layers=layers)
+
+
+def test_iteration_of_an_encoder_decoder_model_has_its_first_token_a_turn_later():
+    model, profile = encoder_decoder()
+    steady = SteadyState(model, profile, MIXED["S"])
+    choice = Choice(policy=Policy.ITERATION, stages=make_stages((4, 4), 1), num_micro_batches=2)
+    predicted = estimate_one(steady, choice, 24, 1)
+    costs = StageCosts(profile, model, stage_shapes(choice.stages))
+    result = replay(
+        Iteration(24, 16),
+        costs,
+        make_requests(MIXED["S"], 1440),
+        num_micro_batches=2,
+        num_pages=10**7,
+        page_size=16,
+        first_token_at_encoding=False,
+    )
+    middle = result.records[144:1368]
+    first = np.mean([r.first_token_s - r.encode_start_s for r in middle])
+    probes = [r.finish_s - r.encode_start_s for r in middle if r.output_tokens == steady.bound_output_tokens]
+    assert predicted["latency_s"] == pytest.approx(np.mean(probes), rel=LATENCY_TOLERANCE)
+    # A few turns, each of another length: more noise than in the sum of sixty.
+    assert predicted["ttft_s"] == pytest.approx(first, rel=0.05)
+
+
+def test_prompts_of_encoder_decoder_models_are_not_split():
+    steady = SteadyState(*encoder_decoder(), LENGTHS["S"])
+    choice = Choice(policy=Policy.CHUNKED, stages=make_stages((8,), 1), num_micro_batches=1)
+    with pytest.raises(ConfigError, match="its encoder attends to the whole prompt"):
+        steady.estimate(choice, np.array([8]), np.array([128]))
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -19,7 +19,7 @@ class HandCosts:
     def encode_one_s(self, queries, tokens, rms_tokens):
         return [4.0, 2.0]
 
-    def decode_one_s(self, queries, context_tokens):
+    def decode_one_s(self, queries, context_tokens, input_tokens):
         return [1.0, 3.0]
 
 
