@@ -9,10 +9,10 @@ import numpy as np
 
 from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import Bounds, Choice, IntArray
-from exegpt.simulator.costs import StageCosts, StageShape
+from exegpt.simulator.costs import StageCosts
+from exegpt.simulator.forms.stage_parts import LAYER, stage_parts
 from exegpt.simulator.forms.turns import TurnSample
 from exegpt.simulator.serving import Serving
-from exegpt.simulator.stage_tables import FIRST, LAST, SENDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +43,26 @@ class TurnCurves:
         self._most = 0
         # True over played number of prompts that join in a turn, by slots.
         self.joining_share = np.zeros(0)
-        self._parts: dict[tuple[int, int | None], _Curves] = {}
+        self._parts: dict[tuple[int, int], _Curves] = {}
 
     def stage(self, degree: int, layers: float, flags: int, most: int) -> _Curves:
         """Curves of one kind of stage, for 0 to at least `most` slots."""
         if most > self._most:
             self._parts.clear()
             self._most = max(most, 2 * self._most)
-        if (degree, None) not in self._parts:
+        if (degree, LAYER) not in self._parts:
             self._compute(degree)
-        layer, rest = self._parts[degree, None], self._parts[degree, flags]
+        layer, rest = self._parts[degree, LAYER], self._parts[degree, flags]
         names = _Curves.__dataclass_fields__
         return _Curves(*(layers * getattr(layer, name) + getattr(rest, name) for name in names))
 
     def _compute(self, degree: int) -> None:
-        tp_size = self.serving.tables.degrees[degree]
-        ends = [(True, False), (False, False), (False, True)]
-        pipeline = self._pipeline(tp_size, ends, 0)
-        alone, with_layer = (self._pipeline(tp_size, [(True, True)], layers) for layers in (0, 1))
-        for place, flags in enumerate((FIRST | SENDS, SENDS, LAST | SENDS)):
-            self._parts[degree, flags] = _Curves(*(curve[:, place] for curve in pipeline))
-        self._parts[degree, FIRST | LAST] = _Curves(*(curve[:, 0] for curve in alone))
-        self._parts[degree, None] = _Curves(
-            *(_less(whole[:, 0], rest[:, 0]) for whole, rest in zip(with_layer, alone, strict=True))
-        )
+        parts = stage_parts(self.serving, degree, self._times)
+        for part, curves in parts.items():
+            self._parts[degree, part] = _Curves(*curves)
 
-    def _pipeline(
-        self, tp_size: int, ends: Sequence[tuple[bool, bool]], num_layers: int
-    ) -> tuple[FloatArray, ...]:
-        """Curves of a pipeline's stages, each (slots, stages)."""
-        shapes = [
-            StageShape(num_layers=num_layers, tp_size=tp_size, is_first=first, is_last=last)
-            for first, last in ends
-        ]
-        costs = StageCosts(self.serving.profile, self.serving.model, shapes)
+    def _times(self, costs: StageCosts) -> FloatArray:
+        """Curves of a pipeline's stages, (4, slots, stages)."""
         slots = np.arange(self._most + 1)
         doublings = self.sample.doublings(np.maximum(slots, 1).astype(np.float64))
         joining = self.sample.joining(slots, doublings)
@@ -88,24 +74,11 @@ class TurnCurves:
         tokens, squares = self.sample.prompts(most)
         queries = np.broadcast_to(np.arange(most + 1.0), tokens.shape)
         rows = slots.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            encode = costs.encode_s(queries, tokens, np.sqrt(squares / np.maximum(queries, 1.0)))
-            decode = costs.decode_s(rows, rows * self.mean_context, rows * self.mean_input)
-        # Beyond the profile, no layers of infinite time each are not a number.
-        encode, decode = (np.where(np.isnan(times), np.inf, times) for times in (encode, decode))
+        encode = costs.encode_s(queries, tokens, np.sqrt(squares / np.maximum(queries, 1.0)))
+        decode = costs.decode_s(rows, rows * self.mean_context, rows * self.mean_input)
         turns = np.arange(self.sample.num_turns)[:, None]
-        return (
-            encode[turns, joining].mean(0),
-            decode[slots - joining].mean(0),
-            encode[turns, tagged].mean(0),
-            decode,
-        )
-
-
-def _less(whole: FloatArray, part: FloatArray) -> FloatArray:
-    """`whole - part`, infinite where the profile ends."""
-    finite = np.isfinite(part)
-    return np.where(finite, whole - np.where(finite, part, 0.0), np.inf)
+        means = encode[turns, joining].mean(0), decode[slots - joining].mean(0), encode[turns, tagged].mean(0)
+        return np.stack([*means, decode])
 
 
 class IterationBounds:
