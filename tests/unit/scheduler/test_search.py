@@ -36,6 +36,7 @@ def small_problem(seed):
         cluster=synthetic.tiny_cluster(),
         lengths=lengths,
         bound=BoundSpec(),
+        baselines=(Policy.STATIC,),
         max_encode_batch_size=int(rng.integers(4, 40)),
         num_micro_batches=(1, 2),
     )
@@ -83,6 +84,7 @@ def test_branch_and_bound_is_exhaustive_search_on_a_task():
         cluster=synthetic.tiny_cluster(),
         lengths=SUMMARIES,
         bound=BoundSpec(latency_s=3.0),
+        baselines=(Policy.STATIC,),
         max_encode_batch_size=40,
     )
     found, oracle = solve(problem), solve(replace(problem, exhaustive=True))
@@ -165,6 +167,7 @@ def problem_s(**changes):
         "cluster": synthetic.tiny_cluster(),
         "lengths": SUMMARIES,
         "bound": BoundSpec(),
+        "baselines": (Policy.STATIC,),
         "max_encode_batch_size": 24,
         "num_micro_batches": (1, 2),
     }
