@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from exegpt.profiler.grid import FloatArray
 from exegpt.scheduler.result import Best
-from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
+from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray, constraint_values
 from exegpt.specs import BoundSpec
 
 BoolArray = NDArray[np.bool_]
@@ -20,21 +20,6 @@ Evaluate = Callable[[Choice, IntArray, IntArray], Estimates]
 
 # Values just over a limit through rounding must not prune what evaluation would accept.
 SLACK = 1 + 1e-9
-
-
-def objective_values(e: Estimates) -> dict[str, FloatArray]:
-    """What can be bounded, by the constraint's name."""
-    return {
-        "memory": peak_bytes(e),
-        "latency_s": e.latency_s,
-        "ttft_s": e.ttft_s,
-        "tpot_s": e.tpot_s,
-    }
-
-
-def peak_bytes(e: Estimates) -> FloatArray:
-    """Bytes of the fullest GPU of each candidate."""
-    return np.asarray(e.memory.total_bytes.max(-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +42,7 @@ class Constraints:
 
     def met(self, e: Estimates) -> dict[str, BoolArray]:
         """Which candidates meet each constraint."""
-        values, limits = objective_values(e), self.limits()
+        values, limits = constraint_values(e), self.limits()
         met = {"profile": np.isfinite(e.cycle_s) & np.isfinite(e.latency_s)}
         met |= {name: np.asarray(values[name] <= limits[name]) for name in limits}
         if self.throughput_per_s > 0:
@@ -113,7 +98,7 @@ class Tally:
         feasible = np.logical_and.reduce([ok for name, ok in met.items() if name != objective])
         if not feasible.any():
             return best
-        score = e.throughput_per_s if objective == "throughput" else -objective_values(e)[objective]
+        score = e.throughput_per_s if objective == "throughput" else -constraint_values(e)[objective]
         score = np.where(feasible, score, -np.inf)
         top = np.flatnonzero(score == score.max())
         i = int(top[np.lexsort((batches[top], e.latency_s[top]))[0]])
@@ -128,11 +113,12 @@ class Tally:
             tpot_s=float(e.tpot_s[i]),
             decode_batch_size=float(e.decode_batch_size[i]),
             memory_bytes=tuple(int(b) for b in e.memory.total_bytes[i]),
+            worst=None if e.worst is None else {name: float(v[i]) for name, v in e.worst.items()},
         )
         return found if best is None or found.order > best.order else best
 
     def _note(self, met: dict[str, BoolArray], e: Estimates) -> None:
-        values = objective_values(e)
+        values = constraint_values(e)
         for name, ok in met.items():
             self.counts[name] = self.counts.get(name, 0) + int(np.count_nonzero(~ok))
             if name not in values:

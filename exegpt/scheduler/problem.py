@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exegpt.profiler.table import ProfileTable
+from exegpt.scheduler.robust import RobustState
 from exegpt.scheduler.space import SpaceSettings
 from exegpt.simulator.steady import SteadyState
 from exegpt.specs import BoundSpec, ClusterSpec, Counting, ModelSpec, Policy
+from exegpt.workload.drift import drift_corners
 from exegpt.workload.lengths import RequestLengths
 
 # Baselines that every answer is compared with, unless they compete themselves.
@@ -47,6 +49,8 @@ class Problem:
     tp_sizes: Sequence[int] | None = None
     num_replicas: Sequence[int] | None = None
     partial_tp: bool = True
+    confidence: float | None = None
+    drift_margin: float = 0.0
 
     @property
     def ranges(self) -> SpaceSettings:
@@ -60,14 +64,21 @@ class Problem:
             partial_tp=self.partial_tp,
         )
 
-    def steady(self) -> SteadyState:
-        """The closed forms for this problem."""
+    def steady(self, lengths: RequestLengths | None = None) -> SteadyState:
+        """The closed forms for this problem, or for other lengths."""
         return SteadyState(
             self.model,
             self.profile,
-            self.lengths,
+            lengths or self.lengths,
             counting=self.counting,
             length_percentile=self.bound.length_percentile,
             page_size=self.page_size,
             memory_bytes=self.cluster.memory_bytes,
         )
+
+    def robust(self, steady: SteadyState) -> SteadyState | RobustState:
+        """The closed forms with the margins asked for."""
+        if self.confidence is None and self.drift_margin == 0:
+            return steady
+        corners = [self.steady(drifted) for drifted in drift_corners(self.lengths, self.drift_margin)]
+        return RobustState(steady, corners if self.drift_margin else (), self.confidence)

@@ -16,7 +16,8 @@ from exegpt.specs import Policy
 class Best:
     """The best candidate of a search, with its estimates in seconds and bytes.
 
-    `batch` and `extent` count what `Choice` says; `score` is what the search made greatest.
+    `batch` and `extent` count what `Choice` says; `score` is what the search made greatest; `worst` are the
+    values that met the constraints where a margin was planned.
     """
 
     choice: Choice
@@ -29,6 +30,7 @@ class Best:
     tpot_s: float
     decode_batch_size: float
     memory_bytes: tuple[int, ...]
+    worst: Mapping[str, float] | None = None
 
     @property
     def order(self) -> tuple[float, float, int]:

@@ -12,11 +12,13 @@ import numpy as np
 from exegpt.errors import CapacityError
 from exegpt.scheduler import exhaustive
 from exegpt.scheduler.branch_and_bound import Found, branch_and_bound
-from exegpt.scheduler.candidates import Constraints, peak_bytes
+from exegpt.scheduler.candidates import Constraints
 from exegpt.scheduler.problem import BASELINES, Problem
 from exegpt.scheduler.result import Best, SearchResult
+from exegpt.scheduler.robust import RobustState
 from exegpt.scheduler.solution import Solution
 from exegpt.scheduler.space import ENUMERATORS, PolicySpace, make_spaces
+from exegpt.simulator.choice import constraint_values
 from exegpt.simulator.steady import SteadyState
 from exegpt.specs import BoundSpec, Policy
 
@@ -49,7 +51,8 @@ def solve(problem: Problem, *, report: Report | None = None) -> Solution:
     spaces = make_spaces(steady, problem.cluster, wanted, problem.ranges)
     bound = _resolve_bound(problem, spaces, steady)
     constraints = Constraints(bound=bound, memory_bytes=problem.cluster.memory_bytes)
-    search = _Searcher(problem, steady, constraints, report, sum(space.size for space in spaces.values()))
+    forms = problem.robust(steady)
+    search = _Searcher(problem, forms, constraints, report, sum(space.size for space in spaces.values()))
     policies = search.run({p: spaces[p] for p in problem.policies})
     searched = time.perf_counter()
     return Solution(
@@ -68,7 +71,7 @@ class _Searcher:
     def __init__(
         self,
         problem: Problem,
-        steady: SteadyState,
+        steady: SteadyState | RobustState,
         constraints: Constraints,
         report: Report | None,
         total: int,
@@ -183,7 +186,7 @@ def static_latencies(space: PolicySpace, steady: SteadyState, memory_bytes: int)
         if not len(batches):
             continue
         e = steady.estimate(choice, batches, np.ones_like(batches))
-        fits = (peak_bytes(e) <= memory_bytes) & np.isfinite(e.latency_s)
+        fits = (constraint_values(e)["memory"] <= memory_bytes) & np.isfinite(e.latency_s)
         for i in np.flatnonzero(fits):
             # The baseline runs each batch at the micro-batches and placement that are fastest for it.
             entry = float(e.throughput_per_s[i]), float(e.latency_s[i])

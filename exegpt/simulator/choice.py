@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +88,8 @@ class Estimates:
         Expected pool of one replica at the start of a decode phase, or while decoding.
     cycle_s : float array
         Time between two encode batches of a replica.
+    worst : mapping of str to float array, optional
+        What has to meet the constraints instead of the estimates, by constraint, where a margin is planned.
     """
 
     throughput_per_s: FloatArray
@@ -96,6 +99,19 @@ class Estimates:
     decode_batch_size: FloatArray
     cycle_s: FloatArray
     memory: MemoryPlan
+    worst: Mapping[str, FloatArray] | None = None
+
+
+def constraint_values(e: Estimates) -> dict[str, FloatArray]:
+    """What constraints bound, by name: the worst values where there are any, else the estimates."""
+    if e.worst is not None:
+        return dict(e.worst)
+    return {
+        "memory": np.asarray(e.memory.total_bytes.max(-1)),
+        "latency_s": e.latency_s,
+        "ttft_s": e.ttft_s,
+        "tpot_s": e.tpot_s,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,7 @@ class Serving:
 
     def encode_s(self, stages: tuple[Stage, ...], queries: FloatArray) -> FloatArray:
         """Mean stage times to encode a micro-batch of `queries` prompts; shape (n, num_stages)."""
-        kinds, place = self._kinds(stages)
+        kinds, place = self.kinds(stages)
         return np.asarray(self.tables.encode_s(kinds, queries)[:, place])
 
     def decode_s(
@@ -118,11 +118,11 @@ class Serving:
 
         `context` are the summed tokens attended to, `inputs` those of them that are prompts.
         """
-        kinds, place = self._kinds(stages)
+        kinds, place = self.kinds(stages)
         times = self.tables.decode_s(kinds, queries.ravel(), context.ravel(), inputs.ravel())
         return times[:, place].reshape(*queries.shape, len(stages))
 
-    def _kinds(self, stages: tuple[Stage, ...]) -> tuple[StageKinds, list[int]]:
+    def kinds(self, stages: tuple[Stage, ...]) -> tuple[StageKinds, list[int]]:
         """Kinds of a pipeline's stages, and which kind each stage is."""
         if stages not in self._pipelines:
             order = list(dict.fromkeys(self.tables.stage_kinds(stages)))

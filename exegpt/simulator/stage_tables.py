@@ -75,6 +75,8 @@ class StageTables:
         layers = [profile.layers[degree] for degree in self.degrees]
         crossed = [c.cross_attention for c in layers if c.cross_attention is not None]
         self.has_cross = bool(crossed)
+        self._rms_input = rms_input
+        self._encode_attention = AttentionTable([c.encode_attention for c in layers])
         self.self_attention = AttentionTable([c.decode_attention for c in layers])
         self.cross_attention = AttentionTable(crossed) if crossed else None
         decode, encode = [], []
@@ -157,6 +159,27 @@ class StageTables:
         layer, rest = self._functions(kinds)
         times = kinds.layers * self.encode.at(layer, at) + self.encode.at(rest, at)
         return np.where(kinds.count > 0, times, 0.0)
+
+    def encode_ragged_s(
+        self, kinds: StageKinds, queries: FloatArray, mean_prompts: FloatArray, rms_tokens: FloatArray
+    ) -> FloatArray:
+        """Times of kinds for prompts of another root-mean-square length; (n, kinds).
+
+        `queries` prompts with the tokens of `mean_prompts` mean ones; each (n,).
+        """
+        other = self._encode_attention_s(kinds, queries, rms_tokens)
+        usual = self._encode_attention_s(kinds, mean_prompts, np.full_like(mean_prompts, self._rms_input))
+        return self.encode_s(kinds, mean_prompts) + kinds.layers * (other - usual)
+
+    def _encode_attention_s(
+        self, kinds: StageKinds, queries: FloatArray, rms_tokens: FloatArray
+    ) -> FloatArray:
+        """One layer's; more queries than the table holds are several batches (see `StageCosts`)."""
+        table, most = self._encode_attention, self._encode_attention.q[-1]
+        whole = np.floor(queries / most)
+        full = table.at(kinds.degree, np.full_like(queries, most)[:, None], rms_tokens[:, None])
+        rest = table.at(kinds.degree, (queries - whole * most)[:, None], rms_tokens[:, None])
+        return np.asarray(np.where(whole[:, None] > 0, whole[:, None] * full, 0.0) + rest)
 
     def decode_s(
         self, kinds: StageKinds, queries: FloatArray, context: FloatArray, inputs: FloatArray

@@ -2,8 +2,7 @@
 
 Micro-batches get as many queries as they lost, which vary, with prompts that vary, and the pipeline waits
 for the longest one on every stage but the slowest. Passing a stage with a later micro-batch costs what the
-slowest stage would have done in that time. One standard deviation more tokens is costed as so many more mean
-prompts.
+slowest stage would have done in that time.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import Stage
 from exegpt.simulator.choice import IntArray
+from exegpt.simulator.forms.spread import square_per_token
 from exegpt.simulator.pipeline import longest_of
 from exegpt.simulator.serving import Serving
 from exegpt.simulator.stage_tables import StageKinds
@@ -32,27 +32,38 @@ class EncodeSpread:
         """Additional time of every stage, for mean encode times `encode_s`; both (n, num_stages)."""
         if m == 1 or len(stages) == 1:
             return np.zeros_like(encode_s)
-        longer = self.serving.encode_s(stages, self._longer(m, batch, n_d))
-        slowest = encode_s.max(-1, keepdims=True)
-        return longest_of(np.maximum(longer - encode_s, 0.0), slowest - encode_s, m)
+        kinds, place = self.serving.kinds(stages)
+        first = [place.index(kind) for kind in range(kinds.count.shape[1])]
+        return np.asarray(self.of_kinds(kinds, m, batch, n_d, encode_s[:, first])[:, place])
 
     def of_kinds(
         self, kinds: StageKinds, m: int, batch: FloatArray, n_d: IntArray, encode_s: FloatArray
     ) -> FloatArray:
         """The same by kinds of stages of many pipelines; `encode_s` and result (n, kinds)."""
-        longer = self.serving.tables.encode_s(kinds, self._longer(m, batch, n_d))
+        longer = self._longer_s(kinds, m, batch, n_d)
         slowest = kinds.slowest(encode_s)[:, None]
         gains = longest_of(np.maximum(longer - encode_s, 0.0), slowest - encode_s, m)
         return np.where(kinds.count > 0, gains, 0.0)
 
-    def _longer(self, m: int, batch: FloatArray, n_d: IntArray) -> FloatArray:
-        """Mean prompts in a micro-batch that is one standard deviation longer than the mean."""
-        lengths = self.serving.lengths
+    def _longer_s(self, kinds: StageKinds, m: int, batch: FloatArray, n_d: IntArray) -> FloatArray:
+        """Time for a micro-batch that is one standard deviation of tokens longer than the mean.
+
+        So many more queries, and queries that much longer, as variances go.
+        """
+        serving, lengths = self.serving, self.serving.lengths
+        mean, square = serving.mean_input, lengths.mean_square_input
         queries = batch / m
         lost = self._lost_variance[np.minimum(n_d, len(self._lost_variance)) - 1]
         counts = queries * lost * (1 - 1 / m) + queries % 1 * (1 - queries % 1)
-        variance = queries * lengths.std_input**2 + counts * self.serving.mean_input**2
-        return np.asarray(queries + np.sqrt(variance) / self.serving.mean_input)
+        variance = queries * lengths.std_input**2 + counts * mean**2
+        deviation = np.sqrt(variance)
+        share = np.divide(counts * mean**2, variance, out=np.zeros_like(variance), where=variance > 0)
+        more = queries + deviation * share / mean
+        squares = queries * square
+        squares += deviation * (share * square / mean + (1 - share) * square_per_token(serving))
+        return serving.tables.encode_ragged_s(
+            kinds, more, queries + deviation / mean, np.sqrt(squares / more)
+        )
 
     @cached_property
     def _lost_variance(self) -> FloatArray:
