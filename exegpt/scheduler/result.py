@@ -6,10 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exegpt.schedule import Knobs, Schedule
+from exegpt.schedule import SIDED_POLICIES, Knobs, Schedule
 from exegpt.scheduler.continuous import continuous_knobs
 from exegpt.simulator.choice import Choice
 from exegpt.specs import Policy
+
+
+def side_knobs(choice: Choice) -> dict[str, int]:
+    """Knobs of a choice whose encoding and decoding have GPUs of their own; empty for others."""
+    if choice.policy not in SIDED_POLICIES:
+        return {}
+    decode_tp_size = max(stage.tp_size for stage in choice.decode_stages)
+    knobs = {
+        "encode_gpus": choice.num_encode_instances * sum(s.tp_size for s in choice.encode_stages),
+        "decode_tp_size": decode_tp_size,
+        "num_decode_tp_gpus": sum(s.tp_size for s in choice.decode_stages if s.tp_size == decode_tp_size),
+    }
+    if choice.policy is Policy.DISAGGREGATED:
+        knobs["num_encode_instances"] = choice.num_encode_instances
+        knobs["num_decode_instances"] = choice.num_decode_instances
+    return knobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +63,7 @@ class Best:
             num_micro_batches=choice.num_micro_batches,
             tp_size=choice.tp_size,
             num_tp_gpus=sum(s.tp_size for s in choice.encode_stages if s.tp_size == choice.tp_size),
+            **side_knobs(choice),
         )
         return replace(knobs, **continuous_knobs(self))
 

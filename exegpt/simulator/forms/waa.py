@@ -14,6 +14,7 @@ waits between encode stages, behind heavier batches (see `SidesForm._lag_s`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,8 +22,9 @@ import numpy as np
 
 from exegpt.policies.waa import LEAST_WEIGHED_BATCH
 from exegpt.profiler.grid import FloatArray
-from exegpt.simulator.choice import Choice, Estimates, IntArray
+from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
 from exegpt.simulator.forms.decode_pool import DecodePools, Pools, between, meeting_point
+from exegpt.simulator.forms.sides_bounds import Prepared, encode_kv_tokens, prepare, sides_bounds
 from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan
 from exegpt.simulator.pipeline import BoolArray
 from exegpt.simulator.serving import Serving, make_estimates
@@ -74,6 +76,15 @@ class SidesForm:
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.pools = DecodePools(serving)
+        self._prepared: Prepared | None = None
+
+    def bounds(
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
+    ) -> Bounds:
+        """Bounds of boxes of B_E; see `sides_bounds`. Handing in the same `choices` again saves work."""
+        if self._prepared is None or self._prepared.choices is not choices:
+            self._prepared = prepare(self.serving, self.pools, choices)
+        return sides_bounds(self.serving, self.pools, self._prepared, which, batches)
 
     def estimate(self, choice: Choice, batch: FloatArray, extent: IntArray) -> Estimates:
         """Estimates of encode batches `batch`, shape (n,); `extent` has no meaning here.
@@ -231,9 +242,7 @@ class SidesForm:
     def _memory(self, choice: Choice, batch: FloatArray, found: _Balance) -> MemoryPlan:
         """Bytes of both sides' stages, the encode side's first."""
         serving = self.serving
-        in_flight = (len(choice.encode_stages) + 1) * batch
-        prompts = in_flight * (serving.mean_input + (serving.page_size - 1) / 2)
-        prompts = prompts + OVERFLOW_SIGMAS * np.sqrt(in_flight) * serving.lengths.std_input
+        prompts = encode_kv_tokens(serving, len(choice.encode_stages), batch)
         encode = serving.memory(choice.encode_stages, prompts, batch * serving.mean_input, batch)
         rows = np.maximum(found.pool / choice.num_micro_batches, 1.0)
         kv_tokens = self.pools.kv_tokens(found.pool, found.under_way)
