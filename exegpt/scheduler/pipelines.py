@@ -70,11 +70,17 @@ class Dealer:
     encoding; each deal that is best at one of them is a choice for the solver.
     """
 
-    def __init__(self, serving: Serving, *, phases: Sequence[str] = ("decode", "encode")) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        *,
+        phases: Sequence[str] = ("decode", "encode"),
+        points: Sequence[int] | None = None,
+    ) -> None:
         self.num_layers = serving.model.num_hidden_layers
         self.degrees = serving.tables.degrees
-        self.points = [_point(serving, "decode", q) for q in DECODE_POINTS if "decode" in phases]
-        self.points += [_point(serving, "encode", q) for q in ENCODE_POINTS if "encode" in phases]
+        default = {"decode": DECODE_POINTS, "encode": ENCODE_POINTS}
+        self.points = [_point(serving, phase, q) for phase in phases for q in points or default[phase]]
 
     def deals(self, degrees: Sequence[int]) -> list[tuple[int, ...]]:
         """Different deals for stages of these degrees; none if there are more stages than layers."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from exegpt.errors import CapacityError, ConfigError
-from exegpt.scheduler import continuous
+from exegpt.scheduler import continuous, sides
 from exegpt.scheduler.pipelines import Dealer, group_sizes, make_pipeline, shapes
 from exegpt.simulator.choice import Choice, IntArray
 from exegpt.simulator.serving import Serving
@@ -155,6 +155,10 @@ ENUMERATORS: dict[Policy, Callable[[Enumerator], list[Choice]]] = {
     Policy.STATIC_HYBRID: continuous.static_hybrid_choices,
     Policy.ITERATION: continuous.iteration_choices,
     Policy.CHUNKED: continuous.chunked_choices,
+    Policy.WAA_C: partial(sides.waa_choices, policy=Policy.WAA_C),
+    Policy.WAA_M: partial(sides.waa_choices, policy=Policy.WAA_M),
+    Policy.WAA: partial(sides.waa_choices, policy=Policy.WAA),
+    Policy.DISAGGREGATED: sides.disaggregated_choices,
 }
 
 

@@ -65,8 +65,6 @@ class SteadyState(Serving):
             Least and greatest of each knob.
         """
         form = self._form(choices[0].policy)
-        if isinstance(form, SidesForm):
-            raise ConfigError(f"policy {choices[0].policy.value} has no bounds to search with yet")
         return form.bounds(choices, which, batches, extents)
 
     def refine(

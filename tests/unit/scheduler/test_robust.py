@@ -66,7 +66,7 @@ def test_static_has_margins_too():
 
 
 def test_impossible_margins_are_refused():
-    with pytest.raises(ConfigError, match=r"solver.confidence=0.3: must lie in \[0.5, 1\)"):
+    with pytest.raises(ConfigError, match=r"solver\.confidence=0\.3: must lie in \[0\.5, 1\)"):
         solve(replace(PROBLEM, confidence=0.3))
-    with pytest.raises(ConfigError, match="solver.drift_margin=1.5"):
+    with pytest.raises(ConfigError, match=r"solver\.drift_margin=1\.5"):
         solve(replace(PROBLEM, drift_margin=1.5))
