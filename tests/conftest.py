@@ -20,6 +20,30 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="run every case of tests marked sweep, not one in three"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the many cases of a test marked `sweep` run every third, unless asked for all."""
+    if config.getoption("--full"):
+        return
+    seen: dict[str, int] = {}
+    left_out = []
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            name = item.nodeid.partition("[")[0]
+            seen[name] = seen.get(name, 0) + 1
+            if seen[name] % 3 != 1:
+                left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        kept = set(items) - set(left_out)
+        items[:] = [item for item in items if item in kept]
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """Root of the clone."""

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from exegpt.commands.context import REPORT_FILE, SCHEDULE_FILE, Context
 from exegpt.commands.profile import load_profile, profile_record
-from exegpt.errors import CapacityError
+from exegpt.errors import CapacityError, ConfigError
 from exegpt.profiler.provenance import provenance_of, provenance_summary
 from exegpt.profiler.table import ProfileTable
 from exegpt.report.html import write_report
 from exegpt.report.tables import solution_table
 from exegpt.runner.progress import step_progress
 from exegpt.schedule import Schedule, write_schedule
-from exegpt.scheduler.solve import Problem
+from exegpt.scheduler.solve import BASELINES, Problem
 from exegpt.scheduler.solve import solve as search
 from exegpt.settings import SolverName
+from exegpt.specs import Policy
+
+logger = logging.getLogger(__name__)
+
+
+# What this release runs; on a cluster that is only planned for, every policy may be chosen.
+RUNNABLE = (Policy.RRA, Policy.STATIC)
+
+
+def _policies(wanted: Sequence[Policy], *, local: bool) -> tuple[Policy, ...]:
+    """The policies that compete: on this machine's own workers, those that can be run."""
+    if not local:
+        return tuple(wanted)
+    kept = tuple(policy for policy in wanted if policy in RUNNABLE)
+    if not kept:
+        raise ConfigError(
+            f"solver.policies={[p.value for p in wanted]}: this machine's workers run "
+            f"{[p.value for p in RUNNABLE]} only. Add one of them, or plan for another cluster"
+        )
+    left_out = [policy.value for policy in wanted if policy not in kept]
+    if left_out:
+        logger.info("policies that this release plans but does not run are left out: %s", ", ".join(left_out))
+    return kept
 
 
 def make_problem(context: Context, table: ProfileTable) -> Problem:
@@ -29,7 +54,8 @@ def make_problem(context: Context, table: ProfileTable) -> Problem:
         lengths=context.inputs.lengths,
         bound=job.bound,
         bound_quantile=job.bound_quantile,
-        policies=job.solver.policies,
+        policies=_policies(job.solver.policies, local=local),
+        baselines=(Policy.STATIC,) if local else BASELINES,
         counting=job.solver.counting,
         exhaustive=job.solver.name is SolverName.exhaustive,
         page_size=job.runner.page_size,

@@ -84,7 +84,10 @@ def test_defaults(compose_job: Callable[..., Job]) -> None:
     assert (job.bound.latency_s, job.bound.ttft_s, job.bound.tpot_s) == (math.inf, math.inf, math.inf)
     assert job.bound.length_percentile == 99
     assert job.bound_quantile is None
-    assert (job.solver.name, job.solver.policies) == (SolverName.branch_and_bound, (Policy.RRA,))
+    assert (job.solver.name, job.solver.policies) == (
+        SolverName.branch_and_bound,
+        (Policy.RRA, Policy.WAA),
+    )
     assert job.solver.counting is Counting.exact
     assert (job.profile.path, job.profile.budget_s, job.profile.refresh) == (None, 60, False)
     assert (job.runner.dtype, job.runner.page_size, job.runner.num_probes) == (RunDtype.auto, 16, 0)

@@ -135,14 +135,17 @@ OUT_OF_RANGE = [
     ("workload.rate_per_s=3", "workload.rate_per_s=3.0 is read by workload.arrival=poisson only"),
     (
         "solver.policies=[]",
-        "solver.policies=[] leaves nothing to choose from; allowed: ['RRA', 'STATIC'] or all",
+        "solver.policies=[] leaves nothing to choose from; allowed: ['RRA', 'WAA_C', ",
     ),
-    ("solver.policies=[ORCA]", "solver.policies=['ORCA']: ORCA is no policy; allowed are RRA, STATIC"),
-    ("solver.policies=[[RRA]]", "is no policy; allowed are RRA, STATIC"),
+    (
+        "solver.policies=[ORCA]",
+        "solver.policies=['ORCA']: ORCA is no policy; allowed are RRA, WAA_C, WAA_M, WAA, STATIC,",
+    ),
+    ("solver.policies=[[RRA]]", "is no policy; allowed are RRA, WAA_C, WAA_M, WAA, STATIC"),
     ("solver.policies=[null]", "solver.policies=[None]: None is no policy"),
     (
         "solver.policies=RRA",
-        "solver.policies=RRA: expected a list such as [RRA], or all; policies: RRA, STATIC",
+        "solver.policies=RRA: expected a list such as [RRA], or all; policies: RRA, WAA_C, WAA_M, WAA, STATIC",
     ),
     ("solver.policies=[RRA,RRA]", "names a policy twice"),
     ("solver.max_encode_batch_size=0", "solver.max_encode_batch_size=0: must be at least 1"),

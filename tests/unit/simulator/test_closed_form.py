@@ -17,6 +17,8 @@ from exegpt.workload.lengths import independent
 from exegpt.workload.pmf import fixed_pmf, truncated_normal_pmf
 from exegpt.workload.requests import Request, with_probes
 
+pytestmark = pytest.mark.sweep
+
 MODEL = synthetic.tiny_model()
 LENGTHS = {
     "S": independent(truncated_normal_pmf(256, 252, 512)[0], truncated_normal_pmf(32, 13, 80)[0]),

@@ -20,6 +20,8 @@ from exegpt.simulator.steady import Choice, SteadyState, estimate_one
 from exegpt.specs import ModelFamily, Policy
 from exegpt.workload.lengths import independent
 
+pytestmark = pytest.mark.sweep
+
 # Means over 240 sampled turns and over some thousand replayed ones, each uncertain by up to a percent.
 THROUGHPUT_TOLERANCE = 0.025
 LATENCY_TOLERANCE = 0.03

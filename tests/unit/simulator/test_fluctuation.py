@@ -23,6 +23,8 @@ from exegpt.workload.lengths import independent, joint
 from exegpt.workload.pmf import fixed_pmf, truncated_normal_pmf
 from exegpt.workload.requests import sample_requests, with_probes
 
+pytestmark = pytest.mark.sweep
+
 MODEL = synthetic.tiny_model()
 PROFILES = {
     "plain": synthetic.tiny_profile(MODEL),

@@ -23,6 +23,8 @@ from exegpt.specs import Policy
 from exegpt.workload.lengths import joint
 from exegpt.workload.requests import Request, with_probes
 
+pytestmark = pytest.mark.sweep
+
 MODEL = synthetic.tiny_model()
 COUNTS = {1: (8,), 2: (4, 4), 3: (3, 3, 2), 4: (2, 2, 2, 2)}
 MIB = 2**20
