@@ -139,13 +139,13 @@ OUT_OF_RANGE = [
     ),
     (
         "solver.policies=[ORCA]",
-        "solver.policies=['ORCA']: ORCA is no policy; allowed are RRA, WAA_C, WAA_M, WAA, STATIC,",
+        "solver.policies=['ORCA']: ORCA is no policy; allowed are RRA, WAA_C,",
     ),
     ("solver.policies=[[RRA]]", "is no policy; allowed are RRA, WAA_C, WAA_M, WAA, STATIC"),
     ("solver.policies=[null]", "solver.policies=[None]: None is no policy"),
     (
         "solver.policies=RRA",
-        "solver.policies=RRA: expected a list such as [RRA], or all; policies: RRA, WAA_C, WAA_M, WAA, STATIC",
+        "solver.policies=RRA: expected a list such as [RRA], or all; policies: RRA, WAA_C,",
     ),
     ("solver.policies=[RRA,RRA]", "names a policy twice"),
     ("solver.max_encode_batch_size=0", "solver.max_encode_batch_size=0: must be at least 1"),
