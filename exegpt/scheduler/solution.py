@@ -91,7 +91,7 @@ class Solution:
             and math.isfinite(closest.get(name, math.inf))
         ]
         memory = closest.get("memory", 0.0)
-        if memory > self.problem.cluster.memory_bytes:
+        if math.isfinite(memory) and memory > self.problem.cluster.memory_bytes:
             ways.append(
                 f"raise cluster.memory_gib from {self.problem.cluster.memory_bytes / GIB:.2f} to "
                 f"{memory / GIB + 0.01:.2f}"

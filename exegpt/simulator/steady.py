@@ -64,8 +64,9 @@ class SteadyState(Serving):
         batches, extents : int arrays, shape (n, 2)
             Least and greatest of each knob.
         """
-        form = self._form(choices[0].policy)
-        return form.bounds(choices, which, batches, extents)
+        # Beyond the profile times are infinite, and pools without limit; neither is a bound that prunes.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self._form(choices[0].policy).bounds(choices, which, batches, extents)
 
     def refine(
         self, choices: Sequence[Choice], which: IntArray, batch: IntArray, extent: IntArray

@@ -18,6 +18,8 @@ from exegpt.specs import BoundSpec, Policy
 from exegpt.workload.lengths import independent
 from exegpt.workload.pmf import truncated_normal_pmf
 
+pytestmark = pytest.mark.sweep
+
 MODEL = synthetic.tiny_model()
 SUMMARIES = independent(truncated_normal_pmf(256, 252, 512)[0], truncated_normal_pmf(32, 13, 80)[0])
 POLICIES = (Policy.STATIC_HYBRID, Policy.ITERATION, Policy.CHUNKED)

@@ -13,6 +13,8 @@ from exegpt.specs import Policy
 from exegpt.workload.lengths import independent
 from exegpt.workload.pmf import empirical_pmf
 
+pytestmark = pytest.mark.sweep
+
 MODEL = synthetic.tiny_model()
 BUDGETS = np.array([32, 64, 128, 256, 512, 1024])
 # Sums in another order round differently.

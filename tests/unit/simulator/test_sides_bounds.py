@@ -11,6 +11,8 @@ from exegpt.simulator.choice import Choice
 from exegpt.simulator.steady import SteadyState
 from exegpt.specs import Policy
 
+pytestmark = pytest.mark.sweep
+
 LLAMA = synthetic.tiny_model()
 POLICIES = (Policy.WAA, Policy.WAA_C, Policy.DISAGGREGATED)
 MIB = 2**20
