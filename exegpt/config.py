@@ -250,6 +250,10 @@ def _solver(values: schemas.SolverSchema) -> SolverSettings:
         max_decode_iterations=values.max_decode_iterations,
         num_micro_batches=_integers(values.num_micro_batches),
         tp_sizes=_integers(values.tp_sizes),
+        num_replicas=_integers(values.num_replicas),
+        partial_tp=values.partial_tp,
+        confidence=values.confidence,
+        drift_margin=values.drift_margin,
     )
 
 

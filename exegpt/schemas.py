@@ -130,6 +130,10 @@ class SolverSchema:
     max_decode_iterations: int | None = None
     num_micro_batches: list[int] | None = None
     tp_sizes: list[int] | None = None
+    num_replicas: list[int] | None = None
+    partial_tp: bool | None = None
+    confidence: float | None = None
+    drift_margin: float = 0.0
 
 
 @dataclass(kw_only=True, slots=True)

@@ -230,7 +230,22 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverSettings:
-    """The space that is searched, and how. None takes the range that memory and lengths imply."""
+    """The space that is searched, how, and the margins planned for.
+
+    None takes the range that memory and lengths imply.
+
+    Attributes
+    ----------
+    num_replicas : tuple of int, optional
+        Numbers of independent groups that may share the cluster.
+    partial_tp : bool, optional
+        Whether tensor-parallel groups and single GPUs may form one pipeline; None: wherever the cluster is
+        only planned for, since this machine's workers run stages of one degree.
+    confidence : float, optional
+        Probability with which the bound's query is to meet `bound.latency_s`; None plans for its mean.
+    drift_margin : float
+        Share by which mean and deviation of the output lengths may be off with all bounds still met.
+    """
 
     name: SolverName = SolverName.branch_and_bound
     policies: tuple[Policy, ...] = (Policy.RRA,)
@@ -239,6 +254,10 @@ class SolverSettings:
     max_decode_iterations: int | None = None
     num_micro_batches: tuple[int, ...] | None = None
     tp_sizes: tuple[int, ...] | None = None
+    num_replicas: tuple[int, ...] | None = None
+    partial_tp: bool | None = None
+    confidence: float | None = None
+    drift_margin: float = 0.0
 
     def __post_init__(self) -> None:
         allowed = [policy.value for policy in Policy]
@@ -248,7 +267,7 @@ class SolverSettings:
             raise ConfigError(f"solver.policies={[p.value for p in self.policies]} names a policy twice")
         for field in ("max_encode_batch_size", "max_decode_iterations"):
             _at_least(f"solver.{field}", getattr(self, field), 1)
-        for field in ("num_micro_batches", "tp_sizes"):
+        for field in ("num_micro_batches", "tp_sizes", "num_replicas"):
             values: tuple[int, ...] | None = getattr(self, field)
             if values is None:
                 continue
@@ -256,6 +275,12 @@ class SolverSettings:
                 raise ConfigError(f"solver.{field}=[] leaves nothing to choose from; null takes the default")
             for value in values:
                 _at_least(f"solver.{field}", value, 1, shown=list(values))
+        if self.confidence is not None and not 0.5 <= self.confidence < 1:
+            raise ConfigError(
+                f"solver.confidence={self.confidence}: must lie in [0.5, 1), or be null for the mean"
+            )
+        if not 0 <= self.drift_margin < 1:
+            raise ConfigError(f"solver.drift_margin={self.drift_margin}: must lie in [0, 1); 0 is none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from exegpt.runner.progress import step_progress
 from exegpt.schedule import Schedule, write_schedule
 from exegpt.scheduler.solve import BASELINES, Problem
 from exegpt.scheduler.solve import solve as search
-from exegpt.settings import SolverName
+from exegpt.settings import SolverName, SolverSettings
 from exegpt.specs import Policy
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,28 @@ def _policies(wanted: Sequence[Policy], *, local: bool) -> tuple[Policy, ...]:
     return kept
 
 
+def _num_replicas(solver: SolverSettings, *, local: bool) -> tuple[int, ...] | None:
+    """Replicas that may be chosen: one for this machine, whose workers run the answer as one group."""
+    if not local:
+        return solver.num_replicas
+    if solver.num_replicas not in (None, (1,)):
+        raise ConfigError(
+            f"solver.num_replicas={list(solver.num_replicas or ())}: this machine's workers are one group; "
+            "allowed are [1] and null, or plan for another cluster"
+        )
+    return (1,)
+
+
+def _partial_tp(solver: SolverSettings, *, local: bool) -> bool:
+    """Whether stages may differ in degree; those of this machine's workers may not."""
+    if local and solver.partial_tp:
+        raise ConfigError(
+            "solver.partial_tp=true: this machine's workers run stages of one degree; allowed are false and "
+            "null, or plan for another cluster"
+        )
+    return not local if solver.partial_tp is None else solver.partial_tp
+
+
 def make_problem(context: Context, table: ProfileTable) -> Problem:
     """The job's planning problem."""
     job, local = context.job, context.cluster.is_local
@@ -63,9 +85,10 @@ def make_problem(context: Context, table: ProfileTable) -> Problem:
         max_decode_iterations=job.solver.max_decode_iterations,
         num_micro_batches=job.solver.num_micro_batches,
         tp_sizes=job.solver.tp_sizes,
-        # What is solved here is to be run here: one group of ranks, all stages of one degree.
-        num_replicas=(1,) if local else None,
-        partial_tp=not local,
+        num_replicas=_num_replicas(job.solver, local=local),
+        partial_tp=_partial_tp(job.solver, local=local),
+        confidence=job.solver.confidence,
+        drift_margin=job.solver.drift_margin,
     )
 
 

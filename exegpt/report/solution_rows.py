@@ -109,7 +109,7 @@ def solution_title(solve: Record) -> str:
 def solution_rows(solve: Record) -> list[tuple[str, str]]:
     """The chosen schedule, or what comes closest, or the constraints alone: label and value."""
     if not solve.get("knobs"):
-        return _constraint_rows(solve) + _search_rows(solve)
+        return _constraint_rows(solve) + _margin_rows(solve) + _search_rows(solve)
     rows = [("policy", str(solve.get("policy") or ABSENT)), ("knobs", knobs_text(solve))]
     rows += [
         ("stages" if i == 0 else "", text) for i, text in enumerate(stage_texts(solve.get("stages") or ()))
@@ -121,7 +121,33 @@ def solution_rows(solve: Record) -> list[tuple[str, str]]:
         ("per further token", _optional_bound(solve, "tpot")),
         ("memory per GPU", memory_text(solve)),
     ]
-    return rows + _search_rows(solve)
+    return rows + _margin_rows(solve) + _search_rows(solve)
+
+
+def _margin_rows(solve: Record) -> list[tuple[str, str]]:
+    """The margins planned for: what they are, what they have to hold, and the throughput given up."""
+    margins = solve.get("margins")
+    if not margins:
+        return []
+    parts = []
+    if margins.get("confidence") is not None:
+        parts.append(f"latency bound met with a probability of {format_percent(margins['confidence'])}")
+    if margins.get("drift_margin"):
+        share = format_percent(margins["drift_margin"])
+        parts.append(f"mean and deviation of output lengths may be off by {share}")
+    rows = [("margins", ", ".join(parts))]
+    if worst := margins.get("worst"):
+        latency = bound_text(worst.get("latency_s"), solve.get("latency_bound_s"))
+        rows.append(("", f"worst case: latency {latency}, memory {format_gib(worst.get('memory_bytes'))}"))
+    without = margins.get("throughput_without_per_s")
+    if without is None:
+        rows.append(("", "no schedule without them either"))
+    elif margins.get("cost") is None:
+        rows.append(("", f"without them: {format_number(without)} seq/s"))
+    else:
+        cost = format_percent(margins["cost"])
+        rows.append(("", f"cost: {cost} of throughput ({format_number(without)} seq/s without them)"))
+    return rows
 
 
 def _constraint_rows(solve: Record) -> list[tuple[str, str]]:

@@ -106,9 +106,11 @@ def _point(serving: Serving, phase: str, queries: float) -> _Point:
         degree[None, :], layers[None, :].astype(np.float64), flags[None, :], np.ones((1, len(degree)))
     )
     q = np.asarray([float(queries)])
-    if phase == "encode":
-        times = serving.tables.encode_s(kinds, q)
-    else:
-        times = serving.tables.decode_s(kinds, q, q * serving.mean_context, q * serving.mean_input)
+    # Beyond the profile times are infinite, and none of them is NaN; `deals` leaves such points out.
+    with np.errstate(invalid="ignore"):
+        if phase == "encode":
+            times = serving.tables.encode_s(kinds, q)
+        else:
+            times = serving.tables.decode_s(kinds, q, q * serving.mean_context, q * serving.mean_input)
     table = times.reshape(count, 8, 2)
     return _Point(table[:, 0, 1] - table[:, 0, 0], table[..., 0])

@@ -30,6 +30,7 @@ class Problem:
     `exhaustive` evaluates every candidate instead of branching and bounding; the answer is the same.
     `bound_quantile` takes the latency bound from the static baseline: that quantile of its
     latencies over the batch sizes that fit.
+    `confidence` and `drift_margin` are the margins planned for; see `RobustState`.
     """
 
     model: ModelSpec
@@ -76,9 +77,14 @@ class Problem:
             memory_bytes=self.cluster.memory_bytes,
         )
 
+    @property
+    def has_margins(self) -> bool:
+        """Whether more is planned for than means of the planned lengths."""
+        return self.confidence is not None or self.drift_margin > 0
+
     def robust(self, steady: SteadyState) -> SteadyState | RobustState:
         """The closed forms with the margins asked for."""
-        if self.confidence is None and self.drift_margin == 0:
+        if not self.has_margins:
             return steady
-        corners = [self.steady(drifted) for drifted in drift_corners(self.lengths, self.drift_margin)]
-        return RobustState(steady, corners if self.drift_margin else (), self.confidence)
+        drifts = drift_corners(self.lengths, self.drift_margin) if self.drift_margin else []
+        return RobustState(steady, [self.steady(drifted) for drifted in drifts], self.confidence)

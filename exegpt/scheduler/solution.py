@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exegpt.schedule import Schedule
+from exegpt.scheduler.margins import Margins, worst_record
 from exegpt.scheduler.problem import Problem
 from exegpt.scheduler.result import Best, SearchResult
 from exegpt.specs import BoundSpec, Policy
@@ -17,7 +18,10 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """Search results of every policy and baseline under the resolved bound; `best` is the winner's."""
+    """Search results of every policy and baseline under the resolved bound; `best` is the winner's.
+
+    `margins` says what the problem's margins cost; None if it has none.
+    """
 
     problem: Problem
     bound: BoundSpec
@@ -25,6 +29,7 @@ class Solution:
     baselines: Mapping[Policy, SearchResult]
     wall_s: float
     baselines_wall_s: float = 0.0
+    margins: Margins | None = None
 
     @property
     def winner(self) -> Policy | None:
@@ -68,6 +73,8 @@ class Solution:
             "notes": [*self.problem.lengths.notes, *self.problem.profile.notes],
             "binding": list(self.policies[self.winner].binding) if self.winner else [],
         }
+        if self.margins is not None:
+            record["margins"] = self.margins.record(self.best)
         if self.best:
             return {**self._candidate(self.best), **record}
         return {
@@ -130,6 +137,7 @@ def candidate_record(best: Best, mean_output_tokens: float) -> dict[str, Any]:
     stages = [{"role": s.role, "ranks": list(s.ranks), "layers": list(s.layers)} for s in choice.stages]
     per_gpu = [b for s, b in zip(choice.stages, best.memory_bytes, strict=True) for _ in s.ranks]
     knobs = asdict(best.knobs())
+    worst = {} if best.worst is None else {"worst": worst_record(best.worst)}
     return {
         "policy": choice.policy.value,
         "num_replicas": choice.num_replicas,
@@ -137,4 +145,5 @@ def candidate_record(best: Best, mean_output_tokens: float) -> dict[str, Any]:
         "stages": stages,
         **best.predicted(mean_output_tokens),
         "memory_bytes": per_gpu,
+        **worst,
     }

@@ -29,6 +29,10 @@ from exegpt.specs import Policy
 # Step of the finite differences as a share of the mean: wide enough to cross the cells of a profile,
 # as fluctuations do, and narrower than their usual size.
 STEP = 0.1
+# The step where the profile ends within the other: pools at its rim, whose fluctuation it still covers.
+RIM_STEP = 0.01
+
+_STATIC = (Policy.STATIC, Policy.STATIC_HYBRID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ def latency_spread(serving: Serving, choice: Choice, batch: IntArray, extent: In
     ----------
     serving : Serving
     choice : Choice
-        Of policy RRA or STATIC.
+        Of policy RRA, STATIC or STATIC_HYBRID.
     batch, extent : int arrays, shape (n,)
         As `Choice` says.
 
@@ -95,14 +99,14 @@ def latency_spread(serving: Serving, choice: Choice, batch: IntArray, extent: In
     The bound's query itself is fixed: its own lengths do not vary. Queries are independent, and RRA
     encodes the same number of them every cycle.
     """
-    if choice.policy not in (Policy.RRA, Policy.STATIC):
+    if choice.policy not in (Policy.RRA, *_STATIC):
         raise ConfigError(
             f"solver.confidence: the spread of latency under {choice.policy.value} is not known; "
             "use RRA or STATIC, or leave it out"
         )
     with np.errstate(invalid="ignore"):
         batches = np.asarray(batch, dtype=np.float64)
-        if choice.policy is Policy.STATIC:
+        if choice.policy in _STATIC:
             return _static_spread(serving, choice, batches)
         shift, std = np.full((2, len(batches)), np.inf)
         iterations = np.minimum(extent, max(serving.completion.max_iterations, 1))
@@ -275,13 +279,25 @@ def _decode_slopes(
     def time(queries: FloatArray, tokens: FloatArray) -> FloatArray:
         return period_s(costs.decode_s(queries / m, tokens / m), m)
 
-    def slope(high: FloatArray, low: FloatArray, mean: FloatArray) -> FloatArray:
-        return np.divide(high - low, 2 * STEP * mean, out=np.zeros_like(mean), where=mean > 0)
+    def slopes(step: float) -> tuple[FloatArray, FloatArray]:
+        up, down = 1 + step, 1 - step
+        queries = time(active * up, context) - time(active * down, context)
+        tokens = time(active, context * up) - time(active, context * down)
+        return _over(queries, 2 * step * active), _over(tokens, 2 * step * context)
 
-    up, down = 1 + STEP, 1 - STEP
-    by_query = slope(time(active * up, context), time(active * down, context), active)
-    by_context = slope(time(active, context * up), time(active, context * down), context)
+    by_query, by_context = slopes(STEP)
+    if not (np.isfinite(by_query).all() and np.isfinite(by_context).all()):
+        at_rim = slopes(RIM_STEP)
+        by_query, by_context = (
+            np.where(np.isfinite(wide), wide, narrow)
+            for wide, narrow in zip((by_query, by_context), at_rim, strict=True)
+        )
     return by_query, by_context
+
+
+def _over(difference_s: FloatArray, of: FloatArray) -> FloatArray:
+    """A difference per unit of what it is of, zero where there is none of it."""
+    return np.divide(difference_s, of, out=np.zeros_like(of), where=of > 0)
 
 
 def _encode_slopes(serving: Serving, choice: Choice, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -289,7 +305,8 @@ def _encode_slopes(serving: Serving, choice: Choice, batch: FloatArray) -> tuple
 
     The token's own cost has what its square costs on average in it.
     """
-    m, costs, lengths = choice.num_micro_batches, serving.costs(choice.stages), serving.lengths
+    m = choice.encode_micro_batches or choice.num_micro_batches
+    costs, lengths = serving.costs(choice.stages), serving.lengths
     queries, tokens = batch / m, batch / m * serving.mean_input
 
     def time(tokens: FloatArray, rms: float) -> FloatArray:

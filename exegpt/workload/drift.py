@@ -90,13 +90,18 @@ def drift_corners(lengths: RequestLengths, margin: float) -> list[RequestLengths
     ------
     ConfigError
         If the margin is out of range.
+    DistributionError
+        If no lengths drift so far, since a request has at least one output token.
     """
     if not 0 <= margin < 1:
         raise ConfigError(f"solver.drift_margin={margin}: must lie in [0, 1), a share of mean and deviation")
     if margin == 0:
         return [lengths]
     factors = (1 - margin, 1.0, 1 + margin)
-    return [drifted(lengths, mean=m, std=s) for m, s in product(factors, factors) if (m, s) != (1.0, 1.0)]
+    try:
+        return [drifted(lengths, mean=m, std=s) for m, s in product(factors, factors) if (m, s) != (1.0, 1.0)]
+    except DistributionError as error:
+        raise DistributionError(f"solver.drift_margin={margin}: {error}") from error
 
 
 def _check(mean: float, std: float, skew: float | None) -> None:

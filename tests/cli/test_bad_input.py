@@ -145,6 +145,18 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*SOLVE, "solver.tp_sizes=[3]"),
         ("solver.tp_sizes", "3 is not possible", "allowed: [1, 2]"),
     ),
+    "replicas of this machine's workers": (
+        (*SOLVE, "solver.num_replicas=[2]"),
+        ("solver.num_replicas=[2]", "one group", "allowed are [1] and null"),
+    ),
+    "mixed degrees on this machine's workers": (
+        (*SOLVE, "solver.partial_tp=true"),
+        ("solver.partial_tp=true", "one degree", "allowed are false and null"),
+    ),
+    "drift below one token": (
+        (*SOLVE, "workload.output_tokens=1", "solver.drift_margin=0.2"),
+        ("solver.drift_margin=0.2", "drift to a mean output of 0.8 tokens", "at least one"),
+    ),
     "planning only, up": (
         ("command=up", "model=t5-11b", "workload=translation", "cluster.device=cpu"),
         ("model.name=t5-11b: planning only", "family t5;", "command=solve"),

@@ -89,6 +89,8 @@ def test_defaults(compose_job: Callable[..., Job]) -> None:
         (Policy.RRA, Policy.WAA),
     )
     assert job.solver.counting is Counting.exact
+    assert job.solver.num_replicas is job.solver.partial_tp is job.solver.confidence is None
+    assert job.solver.drift_margin == 0
     assert (job.profile.path, job.profile.budget_s, job.profile.refresh) == (None, 60, False)
     assert (job.runner.dtype, job.runner.page_size, job.runner.num_probes) == (RunDtype.auto, 16, 0)
     assert (job.runner.sampling.temperature, job.runner.sampling.top_p) == (0, 1)
@@ -219,6 +221,10 @@ def test_values_given_on_the_command_line(compose_job: Callable[..., Job]) -> No
         "solver.policies=all",
         "solver.tp_sizes=[1,2]",
         "solver.num_micro_batches=[4]",
+        "solver.num_replicas=[1,2]",
+        "solver.partial_tp=false",
+        "solver.confidence=0.95",
+        "solver.drift_margin=0.1",
         "runner.dtype=bfloat16",
         "runner.ignore_eos=true",
         "workload.arrival=poisson",
@@ -227,7 +233,8 @@ def test_values_given_on_the_command_line(compose_job: Callable[..., Job]) -> No
     assert (job.command, job.schedule, job.seed) == (Command.run, Path("s.yaml"), 7)
     assert job.cluster.memory_bytes == 3 * 2**29
     assert (job.solver.policies, job.solver.tp_sizes) == (tuple(Policy), (1, 2))
-    assert job.solver.num_micro_batches == (4,)
+    assert (job.solver.num_micro_batches, job.solver.num_replicas) == ((4,), (1, 2))
+    assert (job.solver.partial_tp, job.solver.confidence, job.solver.drift_margin) == (False, 0.95, 0.1)
     assert (job.runner.dtype, job.runner.ignore_eos) == (RunDtype.bfloat16, True)
     assert (job.workload.arrival, job.workload.rate_per_s) == (Arrival.poisson, 2.5)
 

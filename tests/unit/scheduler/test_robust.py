@@ -69,6 +69,39 @@ def test_static_has_margins_too():
     assert solution.best.worst["latency_s"] >= solution.best.latency_s
 
 
+def test_every_policy_has_a_spread():
+    # On two GPUs each policy has something to choose from.
+    solution = solve(
+        replace(PROBLEM, policies=tuple(Policy), confidence=0.9, bound=BoundSpec(latency_s=15.0))
+    )
+    for policy, result in solution.policies.items():
+        assert result.best is not None, policy
+        assert np.isfinite(result.best.worst["latency_s"]), policy
+        assert result.best.worst["latency_s"] >= result.best.latency_s, policy
+
+
+def test_what_margins_cost_is_what_the_same_search_finds_without_them():
+    problem = replace(PROBLEM, bound=BoundSpec(latency_s=solve(PROBLEM).best.latency_s))
+    solution = solve(replace(problem, confidence=0.99))
+    margins = solution.record()["margins"]
+    without = solve(problem).best.throughput_per_s
+    assert margins["throughput_without_per_s"] == pytest.approx(without, rel=1e-12)
+    assert margins["cost"] == pytest.approx(1 - solution.best.throughput_per_s / without)
+    assert margins["worst"]["latency_s"] == solution.best.worst["latency_s"]
+    assert "margins" not in solve(problem).record()
+
+
+def test_what_margins_cost_where_nothing_is_left():
+    # The least latency there is: in time on average only.
+    tight = replace(PROBLEM, bound=BoundSpec(latency_s=1e-4))
+    least = solve(tight).policies[Policy.RRA].closest["latency_s"] * (1 + 1e-9)
+    solution = solve(replace(tight, bound=BoundSpec(latency_s=least), drift_margin=0.3))
+    margins = solution.record()["margins"]
+    assert solution.best is None
+    assert (margins["cost"], margins["worst"]) == (None, None)
+    assert margins["throughput_without_per_s"] > 0
+
+
 def test_impossible_margins_are_refused():
     with pytest.raises(ConfigError, match=r"solver\.confidence=0\.3: must lie in \[0\.5, 1\)"):
         solve(replace(PROBLEM, confidence=0.3))
