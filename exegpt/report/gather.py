@@ -32,6 +32,7 @@ _RESULT = "result.json"
 _FIGURES: Mapping[str, Any] = {
     "throughput_per_s": format_number,
     "throughput_tokens_per_s": format_number,
+    "cost_per_million_output_tokens": format_number,
     "latency_s": format_seconds,
     "latency_bound_s": format_seconds,
     "encode_batch_size": str,
@@ -44,7 +45,9 @@ _FIGURES: Mapping[str, Any] = {
     "error_throughput": lambda value: format_percent(value, sign=True),
     "error_latency_p99": lambda value: format_percent(value, sign=True),
 }
+# Columns that are left out where no job has a figure.
 _RUN_FIGURES = ("run_throughput_per_s", "run_latency_p99_s", "error_throughput", "error_latency_p99")
+_COST_FIGURES = ("cost_per_million_output_tokens",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +91,13 @@ def gather(directory: Path) -> GatherResult:
     jobs, warnings = _read_jobs(directory)
     varying = _varying([overrides for _, _, overrides in jobs])
     rows = [_row(job, result, overrides, varying) for job, result, overrides in jobs]
-    has_run = any(row[name] is not None for row in rows for name in _RUN_FIGURES)
-    figures = [name for name in _FIGURES if has_run or name not in _RUN_FIGURES]
+    absent = {
+        name
+        for group in (_RUN_FIGURES, _COST_FIGURES)
+        if not any(row[name] is not None for row in rows for name in group)
+        for name in group
+    }
+    figures = [name for name in _FIGURES if name not in absent]
     result = GatherResult(
         directory=directory,
         rows=tuple(rows),
@@ -193,6 +201,7 @@ def _row(job: str, result: Mapping[str, Any], overrides: Mapping[str, str], vary
         "policy": solve.get("policy") or run.get("policy"),
         "throughput_per_s": planned.get("throughput_per_s"),
         "throughput_tokens_per_s": planned.get("throughput_tokens_per_s"),
+        "cost_per_million_output_tokens": planned.get("cost_per_million_output_tokens"),
         "latency_s": solve.get("latency_s"),
         "latency_bound_s": solve.get("latency_bound_s"),
         **{

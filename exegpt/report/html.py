@@ -137,7 +137,7 @@ def _solve(solve: Mapping[str, Any]) -> list[str]:
         body += [
             _section("Policies at their best under the same bound"),
             '<p class="soft">ratio: chosen throughput over this one\'s</p>',
-            _grid(solution.POLICY_COLUMNS, compared),
+            _grid(solution.policy_columns(solve), compared),
         ]
     return body
 

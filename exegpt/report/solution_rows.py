@@ -121,6 +121,8 @@ def solution_rows(solve: Record) -> list[tuple[str, str]]:
         ("per further token", _optional_bound(solve, "tpot")),
         ("memory per GPU", memory_text(solve)),
     ]
+    if (text := cost_text(solve)) is not None:
+        rows.append(("cost", text))
     return rows + _margin_rows(solve) + _search_rows(solve)
 
 
@@ -187,6 +189,17 @@ def throughput_text(record: Record) -> str:
     )
 
 
+def cost_text(record: Record) -> str | None:
+    """Cost of a million tokens and of an hour, in the currency of the GPU's price; None without a price."""
+    if record.get("cost_per_million_output_tokens") is None:
+        return None
+    return (
+        f"{format_number(record['cost_per_million_output_tokens'])} per million output tokens "
+        f"({format_number(record['cost_per_million_tokens'])} with input tokens counted), "
+        f"{format_number(record.get('cost_per_hour'))} per hour for all GPUs"
+    )
+
+
 def _optional_bound(record: Record, name: str) -> str:
     bound_s = record.get(f"{name}_bound_s")
     value_s = record.get(f"{name}_s")
@@ -202,32 +215,36 @@ def advice_rows(solve: Record) -> list[tuple[str, str]]:
     return rows
 
 
-POLICY_COLUMNS = ("policy", "seq/s", "tok/s", "latency", "TTFT", "ratio", "knobs")
+def policy_columns(solve: Record) -> tuple[str, ...]:
+    """Columns of `policy_rows`; with a price also the cost of a million output tokens."""
+    cost = ("cost/Mtok",) if solve.get("cost_per_hour") is not None else ()
+    return ("policy", "seq/s", "tok/s", "latency", "TTFT", *cost, "ratio", "knobs")
 
 
 def policy_rows(solve: Record) -> list[tuple[str, ...]]:
-    """Best schedule of each policy and baseline, or why it has none, in `POLICY_COLUMNS`.
+    """Best schedule of each policy and baseline, or why it has none, in `policy_columns`.
 
     The ratio is the chosen throughput over that of the row: what choosing gains.
     """
+    columns = policy_columns(solve)
     chosen = None if solve.get("status") == "infeasible" else solve.get("throughput_per_s")
     named = [(name, record) for name, record in (solve.get("policies") or {}).items()]
     named += [(f"{name} (baseline)", record) for name, record in (solve.get("baselines") or {}).items()]
     rows: list[tuple[str, ...]] = []
     for name, record in named:
         if is_feasible(record):
-            rows.append(
-                (
-                    name,
-                    format_number(record["throughput_per_s"]),
-                    format_number(record.get("throughput_tokens_per_s")),
-                    format_seconds(record.get("latency_s")),
-                    format_seconds(record.get("ttft_s")),
-                    format_ratio(ratio_of(chosen, record["throughput_per_s"])),
-                    knobs_text({"policy": name.removesuffix(" (baseline)"), **record}),
-                )
-            )
+            cells = {
+                "policy": name,
+                "seq/s": format_number(record["throughput_per_s"]),
+                "tok/s": format_number(record.get("throughput_tokens_per_s")),
+                "latency": format_seconds(record.get("latency_s")),
+                "TTFT": format_seconds(record.get("ttft_s")),
+                "cost/Mtok": format_number(record.get("cost_per_million_output_tokens")),
+                "ratio": format_ratio(ratio_of(chosen, record["throughput_per_s"])),
+                "knobs": knobs_text({"policy": name.removesuffix(" (baseline)"), **record}),
+            }
+            rows.append(tuple(cells[column] for column in columns))
         else:
             reason = record.get("infeasible", "no schedule")
-            rows.append((name, *[ABSENT] * 5, f"none: {reason}"))
+            rows.append((name, *[ABSENT] * (len(columns) - 2), f"none: {reason}"))
     return rows

@@ -36,7 +36,7 @@ def solution_table(solve: Record, console: Console | None = None) -> None:
         _grid(
             console,
             "Policies at their best under the same bound (ratio: chosen throughput over this one's)",
-            solution.POLICY_COLUMNS,
+            solution.policy_columns(solve),
             compared,
         )
 

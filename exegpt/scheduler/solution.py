@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exegpt.schedule import Schedule
+from exegpt.scheduler.cost import cost_per_hour, token_costs
 from exegpt.scheduler.margins import Margins, worst_record
 from exegpt.scheduler.problem import Problem
 from exegpt.scheduler.result import Best, SearchResult
@@ -62,6 +63,7 @@ class Solution:
             "ttft_bound_s": _finite(self.bound.ttft_s),
             "tpot_bound_s": _finite(self.bound.tpot_s),
             "memory_limit_bytes": self.problem.cluster.memory_bytes,
+            "cost_per_hour": cost_per_hour(self.problem.cluster),
             "throughput_upper_per_s": upper,
             "gap": (upper - self.best.throughput_per_s) / upper if self.best else None,
             "num_evaluations": sum(r.num_evaluations for r in results),
@@ -86,7 +88,9 @@ class Solution:
         return self._candidate(result.best) if result.best else {"infeasible": self.reason(result)}
 
     def _candidate(self, best: Best) -> dict[str, Any]:
-        return candidate_record(best, self.problem.lengths.mean_output)
+        problem = self.problem
+        costs = token_costs(problem.cluster, problem.lengths, best.throughput_per_s)
+        return {**candidate_record(best, problem.lengths.mean_output), **costs}
 
     def reason(self, result: SearchResult) -> str:
         """Why a policy has no schedule, which constraint to relax and the best reachable value."""

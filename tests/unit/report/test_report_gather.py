@@ -44,6 +44,17 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
+def test_costs_are_a_column_where_a_job_has_them(sweep):
+    assert "cost_per_million_output_tokens" not in gather(sweep).columns
+    path = sweep / "3" / "result.json"
+    result = json.loads(path.read_text())
+    result["solve"]["cost_per_million_output_tokens"] = 4.2
+    path.write_text(json.dumps(result))
+    gather(sweep)
+    costs = [row["cost_per_million_output_tokens"] for row in read_csv(sweep / "summary.csv")]
+    assert costs[2:5] == ["", "4.2", ""]
+
+
 def test_jobs_in_the_order_of_their_numbers(sweep):
     result = gather(sweep)
     assert [row["job"] for row in result.rows] == [str(number) for number in range(11)]

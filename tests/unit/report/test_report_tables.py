@@ -58,6 +58,22 @@ def test_rivals_carry_ratio_or_reason(solve_record):
     assert set(by_name["WAA_C"][1:6]) == {"-"}
 
 
+def test_costs_are_shown_where_there_is_a_price(solve_record, console):
+    assert "cost/Mtok" not in solution.policy_columns(solve_record)
+    costs = {"cost_per_million_output_tokens": 4.2, "cost_per_million_tokens": 1.05}
+    solve_record |= {**costs, "cost_per_hour": 24.0}
+    solve_record["policies"]["RRA"] = {**solve_record["policies"]["RRA"], **costs}
+    by_name = {row[0]: row for row in solution.policy_rows(solve_record)}
+    place = solution.policy_columns(solve_record).index("cost/Mtok")
+    assert (by_name["RRA"][place], by_name["WAA_C"][place]) == ("4.20", "-")
+    assert len({len(row) for row in by_name.values()}) == 1
+    solution_table(solve_record, console)
+    text = squeezed(console)
+    assert (
+        "4.20 per million output tokens (1.05 with input tokens counted), 24.0 per hour for all GPUs" in text
+    )
+
+
 def test_brackets_are_text_and_no_markup(solve_record, console):
     solve_record["notes"] = ["sweep [bold]x[/bold] of [1,2]"]
     solution_table(solve_record, console)
