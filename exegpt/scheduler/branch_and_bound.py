@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from exegpt.profiler.grid import FloatArray
-from exegpt.scheduler.candidates import SLACK, Constraints, Evaluate, Tally
+from exegpt.scheduler.candidates import SLACK, BoolArray, Constraints, Evaluate, Tally
 from exegpt.scheduler.result import Best
 from exegpt.scheduler.space import PolicySpace
 from exegpt.simulator.choice import Bounds, Choice, IntArray
@@ -24,14 +24,16 @@ from exegpt.simulator.choice import Bounds, Choice, IntArray
 # (choices, which (n,), batches (n, 2), extents (n, 2)) -> bounds
 BoundBoxes = Callable[[Sequence[Choice], IntArray, IntArray, IntArray], Bounds]
 
-# (choices, which (n,), batch (n,), extent (n,)) -> bounds of single candidates, or None
-RefineCandidates = Callable[[Sequence[Choice], IntArray, IntArray, IntArray], Bounds | None]
+# The same arguments -> closer bounds, or None
+RefineBoxes = Callable[[Sequence[Choice], IntArray, IntArray, IntArray], Bounds | None]
 
 # Boxes and candidates taken off the queue at a time; and candidates of a box that is looked at one by one
 # instead of split. More at a time cost what the next incumbent would have dropped; fewer cost calls.
 BOXES_AT_ONCE = 128
 CANDIDATES_AT_ONCE = 32
 LEAF_CANDIDATES = 32
+# Boxes whose knobs span no more than this ratio in all are bounded closely; in wider ones that shows little.
+NARROW_RATIO = 4.0
 # Where the search starts: candidates spread over the most promising choices, then around the best one.
 SEED_CHOICES = 4
 SEED_POINTS = 7
@@ -54,14 +56,14 @@ class _Search:
         spaces: Sequence[PolicySpace],
         evaluate: Evaluate,
         bound: BoundBoxes,
-        refine: RefineCandidates,
+        refine: RefineBoxes,
         constraints: Constraints,
         objective: str,
     ) -> None:
         self.policies = [_PolicySearch(space, Tally()) for space in spaces]
         self.evaluate_choice = evaluate
         self.bound_boxes = bound
-        self.refine_candidates = refine
+        self.refine_boxes = refine
         self.constraints = constraints
         self.objective = objective
         self.slack = SLACK if objective == "throughput" else 1.0
@@ -77,32 +79,27 @@ class _Search:
     def push(self, boxes: IntArray) -> None:
         """Bound boxes (n, 6) and queue those that can still hold a better feasible candidate.
 
-        Single candidates are bounded once more, closely, and wait in the queue to be evaluated.
+        Narrow boxes are bounded once more, closely.
         """
         for policy in np.unique(boxes[:, 0]).tolist():
             mine = boxes[boxes[:, 0] == policy]
             space = self.policies[policy].space
             batches, extents = space.values(mine[:, 1], mine[:, 2:4], mine[:, 4:6])
             bounds = self.bound_boxes(space.choices, mine[:, 1], batches, extents)
-            mine, score = self._alive(policy, mine, bounds)
-            single = (mine[:, 2] == mine[:, 3]) & (mine[:, 4] == mine[:, 5])
-            self._queue(mine[~single], score[~single])
-            self._push_candidates(policy, mine[single], score[single])
+            score, alive = self._scores(policy, bounds)
+            wide = batches[:, 1] * extents[:, 1] > NARROW_RATIO * batches[:, 0] * extents[:, 0]
+            near = np.flatnonzero(alive & ~wide)
+            if len(near):
+                refined = self.refine_boxes(space.choices, mine[near, 1], batches[near], extents[near])
+                if refined is not None:
+                    closer, alive[near] = self._scores(policy, refined)
+                    score[near] = np.minimum(score[near], closer)
+            self._queue(mine[alive], score[alive])
 
-    def _push_candidates(self, policy: int, cells: IntArray, score: FloatArray) -> None:
-        if not len(cells):
-            return
-        space = self.policies[policy].space
-        batches, extents = space.values(cells[:, 1], cells[:, 2:3], cells[:, 4:5])
-        refined = self.refine_candidates(space.choices, cells[:, 1], batches[:, 0], extents[:, 0])
-        if refined is not None:
-            cells, score = self._alive(policy, cells, refined)
-        self._queue(cells, score)
-
-    def _alive(self, policy: int, boxes: IntArray, bounds: Bounds) -> tuple[IntArray, FloatArray]:
+    def _scores(self, policy: int, bounds: Bounds) -> tuple[FloatArray, BoolArray]:
+        """Best scores that boxes can hold, and which of them can hold a better feasible candidate."""
         score, alive = self.constraints.box_scores(bounds, self.objective)
-        alive &= score * self.slack > self.incumbent(policy)
-        return boxes[alive], score[alive]
+        return score, alive & (score * self.slack > self.incumbent(policy))
 
     def _queue(self, boxes: IntArray, score: FloatArray) -> None:
         for box, value in zip(boxes.tolist(), (-score).tolist(), strict=True):
@@ -231,7 +228,7 @@ def branch_and_bound(
     spaces: Sequence[PolicySpace],
     evaluate: Evaluate,
     bound: BoundBoxes,
-    refine: RefineCandidates,
+    refine: RefineBoxes,
     constraints: Constraints,
     *,
     objective: str = "throughput",
@@ -246,7 +243,7 @@ def branch_and_bound(
     bound : callable
         Bounds over boxes; see `SteadyState.bounds`.
     refine : callable
-        Closer bounds of single candidates; see `SteadyState.refine`.
+        Closer bounds over boxes; see `SteadyState.refine`.
     constraints : Constraints
     objective : str
         `throughput` (the highest), or the name of a constraint, whose value is made lowest.

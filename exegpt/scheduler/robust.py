@@ -85,13 +85,13 @@ class RobustState:
         return _stricter(bounds, self.corners[-1].bounds(choices, which, batches, extents))
 
     def refine(
-        self, choices: Sequence[Choice], which: IntArray, batch: IntArray, extent: IntArray
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
     ) -> Bounds | None:
-        """Closer bounds of single candidates."""
-        bounds = self.steady.refine(choices, which, batch, extent)
+        """Closer bounds of boxes."""
+        bounds = self.steady.refine(choices, which, batches, extents)
         if not self.corners or bounds is None:
             return bounds
-        drifted = self.corners[-1].refine(choices, which, batch, extent)
+        drifted = self.corners[-1].refine(choices, which, batches, extents)
         return bounds if drifted is None else _stricter(bounds, drifted)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import IntArray
+from exegpt.simulator.curves import range_minima, range_minimum
 from exegpt.workload.completion import Completion
 
-# Blocks of a cycle. Costs are linear within a block but for the table's points in it, so the error is of
-# second order in what a block spans; a test holds it against every iteration by itself.
-NUM_BLOCKS = 24
+# Iterations 1, 2, .. of a cycle are blocks of their own up to this one; behind it each block is longer than
+# the one before by this factor, since a pool empties ever more slowly. Costs are linear within a block but
+# for the table's points in it, so the error is of second order in what a block spans; a test holds it
+# against every iteration by itself.
+SINGLE_ITERATIONS = 16
+BLOCK_GROWTH = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +46,47 @@ class Blocks:
         return at, (end - iteration) / size
 
 
+@dataclass(frozen=True, slots=True)
+class LeastBlocks:
+    """Least of what the blocks of several N_D hold, per encoded query.
+
+    Attributes
+    ----------
+    weights : float array, shape (n, blocks)
+        Iterations but the last that every N_D of a range has in a block; zero where there is none.
+    inner : float array, shape (n, blocks, 3)
+        Least active queries, context and inputs of a block that holds those iterations.
+    last, every : float arrays, shape (n, 3)
+        The same of the last iteration, and of every block.
+    """
+
+    weights: FloatArray
+    inner: FloatArray
+    last: FloatArray
+    every: FloatArray
+
+
 class IterationBlocks:
     """Blocks of the cycles of every N_D, made when asked for.
 
-    The first and the last iteration are blocks of their own; up to `NUM_BLOCKS` iterations all are.
+    All N_D have the same blocks, as far as they reach; the last iteration is always a block of its own.
     Iterations behind the longest query's end are left out.
+
+    Parameters
+    ----------
+    completion : Completion
+    most : int
+        Greatest N_D that makes a difference.
+    separate_inputs : bool
+        Whether prompts are attended to apart from what was generated, so that each has its own least value.
     """
 
-    def __init__(self, completion: Completion, most: int) -> None:
+    def __init__(self, completion: Completion, most: int, *, separate_inputs: bool = False) -> None:
         self._completion = completion
+        self._separate_inputs = separate_inputs
         self._most = most
-        self._table = np.zeros((4, most + 1, min(most, NUM_BLOCKS)))
+        self._starts = _starts(most)
+        self._table = np.zeros((4, most + 1, len(self._starts) + 1))
         self._made = np.zeros(most + 1, dtype=bool)
 
     def of(self, n_d: IntArray) -> Blocks:
@@ -59,10 +94,83 @@ class IterationBlocks:
         n = np.minimum(n_d, self._most)
         for missing in np.unique(n[~self._made[n]]).tolist():
             self._make(missing)
-        return Blocks(*self._table[:, n, : min(int(n.max()), NUM_BLOCKS)])
+        return Blocks(*self._table[:, n, : self._count(int(n.max()))])
+
+    def least(self, low: IntArray, high: IntArray) -> LeastBlocks:
+        """Least of the blocks of low <= N_D <= high, arrays of shape (n,)."""
+        low, high = np.minimum(low, self._most), np.minimum(high, self._most)
+        width = self._count(int(low.max())) - 1
+        starts = self._starts[:width]
+        ends = np.append(self._starts, self._most)[1 : width + 1]
+        weights = np.clip(low[:, None] - 1 - starts, 0, ends - starts).astype(np.float64)
+        single = low == high
+        inner = np.empty((len(low), width, 3))
+        if single.any():
+            self.of(low[single])
+            inner[single] = np.moveaxis(self._table[1:, low[single], :width], 0, -1)
+        if not single.all():
+            inner[~single] = self._ranged(low[~single], high[~single], weights[~single])
+        last, every = self._edges(low, high)
+        return LeastBlocks(weights, inner, last, every)
+
+    def _ranged(self, low: IntArray, high: IntArray, weights: FloatArray) -> FloatArray:
+        result = np.zeros((*weights.shape, 3))
+        rows, blocks = np.nonzero(weights)
+        for k in range(3):
+            result[rows, blocks, k] = range_minimum(self._minima[k], blocks, low[rows], high[rows])
+        return self._joined(result)
+
+    def _edges(self, low: IntArray, high: IntArray) -> FloatArray:
+        """Least of the last iteration, and of every one, (2, n, 3); of a single N_D both are the last one's."""
+        result = np.empty((2, len(low), 3))
+        for k in range(3):
+            for i in range(2):
+                row = np.full(len(low), 3 * i + k)
+                result[i, :, k] = range_minimum(self._edge_minima, row, low, high)
+        result = self._joined(result)
+        return np.where((low == high)[:, None], result[:1], result)
+
+    def _joined(self, least: FloatArray) -> FloatArray:
+        """Least contexts from what was least."""
+        if self._separate_inputs:
+            least[..., 1] += least[..., 2]
+        return least
+
+    @cached_property
+    def _figures(self) -> FloatArray:
+        """Active queries, context (or what of it was generated) and inputs, (3, N_D, blocks)."""
+        self.of(np.arange(1, self._most + 1))
+        figures = self._table[1:].copy()
+        if self._separate_inputs:
+            figures[1] -= figures[2]
+        return figures
+
+    @cached_property
+    def _counts(self) -> IntArray:
+        """Blocks by N_D, from 0 on."""
+        return np.asarray([self._count(n) for n in range(self._most + 1)])
+
+    @cached_property
+    def _minima(self) -> list[list[FloatArray]]:
+        """Range minima over N_D of each figure; rows are blocks."""
+        # What is behind an N_D's blocks, its last iteration included, limits no range.
+        absent = np.arange(self._table.shape[2])[:, None] >= self._counts - 1
+        return [range_minima(np.where(absent, np.inf, part.T)) for part in self._figures]
+
+    @cached_property
+    def _edge_minima(self) -> list[FloatArray]:
+        """Range minima over N_D of what the last iteration has, then the least block; three rows each."""
+        last = self._figures[:, np.arange(self._most + 1), self._counts - 1]
+        absent = np.arange(self._table.shape[2]) >= self._counts[:, None]
+        least = np.where(absent, np.inf, self._figures).min(-1)
+        return range_minima(np.concatenate([last, least]))
+
+    def _count(self, n_d: int) -> int:
+        """Blocks of a cycle of N_D iterations; the last iteration is one."""
+        return int(np.searchsorted(self._starts, n_d - 1)) + 1
 
     def _make(self, n_d: int) -> None:
-        starts = _starts(n_d)
+        starts = np.append(self._starts[: self._count(n_d) - 1], n_d - 1)
         weights = np.diff(np.append(starts, n_d))
         rows = (
             self._completion.active_per_query(n_d),
@@ -75,8 +183,9 @@ class IterationBlocks:
         self._made[n_d] = True
 
 
-def _starts(n_d: int) -> IntArray:
-    if n_d <= NUM_BLOCKS:
-        return np.arange(n_d)
-    inner = np.linspace(1, n_d - 1, NUM_BLOCKS - 1)
-    return np.concatenate([[0], np.round(inner).astype(np.int64)])
+def _starts(most: int) -> IntArray:
+    """Iterations, from 0 on, that blocks start at."""
+    starts = list(range(min(SINGLE_ITERATIONS, most)))
+    while starts[-1] < most - 1:
+        starts.append(max(int(starts[-1] * BLOCK_GROWTH), starts[-1] + 1))
+    return np.asarray([s for s in starts if s < most])

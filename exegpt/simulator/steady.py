@@ -69,14 +69,17 @@ class SteadyState(Serving):
             return self._form(choices[0].policy).bounds(choices, which, batches, extents)
 
     def refine(
-        self, choices: Sequence[Choice], which: IntArray, batch: IntArray, extent: IntArray
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
     ) -> Bounds | None:
-        """Closer bounds of single candidates, arrays of shape (n,); None where the policy has none."""
+        """Closer bounds of boxes, nearly exact for single candidates; None where the policy has none.
+
+        Arguments as for `bounds`; what these say about memory is not repeated for all boxes.
+        """
         form = self._form(choices[0].policy)
         if not isinstance(form, RraForm | ChunkedForm):
             return None
         with np.errstate(invalid="ignore"):
-            return form.refine(choices, which, batch, extent)
+            return form.refine(choices, which, batches, extents)
 
 
 def estimate_one(

@@ -115,16 +115,20 @@ class ChunkedForm:
             memory[mine] = plan.total_bytes.max(-1)
         return replace(found, memory_lower_bytes=memory)
 
-    def refine(self, choices: Sequence[Choice], which: IntArray, batch: IntArray, extent: IntArray) -> Bounds:
-        """Bounds of single candidates, arrays of shape (n,): their estimates.
+    def refine(
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
+    ) -> Bounds:
+        """Bounds of boxes: single candidates' estimates, nothing about the others.
 
         Following turns costs about the same for one candidate as for hundreds.
         """
         per_s, latency, ttft, tpot, memory = np.zeros((5, len(which)))
-        for index in np.unique(which).tolist():
-            mine = np.flatnonzero(which == index)
+        single = (batches[:, 0] == batches[:, 1]) & (extents[:, 0] == extents[:, 1])
+        per_s[~single] = np.inf
+        for index in np.unique(which[single]).tolist():
+            mine = np.flatnonzero(single & (which == index))
             for part in np.array_split(mine, -(-len(mine) // CANDIDATES_AT_ONCE)):
-                e = self.estimate(choices[index], batch[part].astype(np.float64), extent[part])
+                e = self.estimate(choices[index], batches[part, 0].astype(np.float64), extents[part, 0])
                 per_s[part], latency[part], ttft[part] = e.throughput_per_s, e.latency_s, e.ttft_s
                 tpot[part], memory[part] = e.tpot_s, e.memory.total_bytes.max(-1)
         return Bounds(

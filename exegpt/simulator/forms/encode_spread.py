@@ -14,6 +14,7 @@ import numpy as np
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import Stage
 from exegpt.simulator.choice import IntArray
+from exegpt.simulator.curves import range_minima, range_minimum
 from exegpt.simulator.forms.spread import square_per_token
 from exegpt.simulator.pipeline import longest_of
 from exegpt.simulator.serving import Serving
@@ -40,30 +41,86 @@ class EncodeSpread:
         self, kinds: StageKinds, m: int, batch: FloatArray, n_d: IntArray, encode_s: FloatArray
     ) -> FloatArray:
         """The same by kinds of stages of many pipelines; `encode_s` and result (n, kinds)."""
-        longer = self._longer_s(kinds, m, batch, n_d)
+        queries = batch / m
+        longer = self._longer_s(kinds, m, queries, self._lost_at(n_d), queries % 1 * (1 - queries % 1))
         slowest = kinds.slowest(encode_s)[:, None]
         gains = longest_of(np.maximum(longer - encode_s, 0.0), slowest - encode_s, m)
         return np.where(kinds.count > 0, gains, 0.0)
 
-    def _longer_s(self, kinds: StageKinds, m: int, batch: FloatArray, n_d: IntArray) -> FloatArray:
+    def least_of_kinds(
+        self,
+        kinds: StageKinds,
+        m: int,
+        batches: IntArray,
+        extents: IntArray,
+        least_s: FloatArray,
+        most_s: FloatArray,
+    ) -> FloatArray:
+        """Lower bounds of `of_kinds` over boxes of batches (n, 2) x N_D (n, 2).
+
+        The gain rises with how much longer a job is and falls with its handicap. Both are taken at the
+        encode times, `least_s` and `most_s` (n, kinds), of the least and the greatest batch: more queries
+        of which more are lost make a micro-batch of no fewer tokens, in no fewer prompts; batches that do
+        not divide only add to it, and so does what longer prompts add to the mean square. Single
+        candidates have their exact value.
+        """
+        single = (batches[:, 0] == batches[:, 1]) & (extents[:, 0] == extents[:, 1])
+        result = np.zeros_like(least_s)
+        if single.any():
+            result[single] = self.of_kinds(
+                kinds.take(np.flatnonzero(single)),
+                m,
+                batches[single, 0].astype(np.float64),
+                extents[single, 0],
+                least_s[single],
+            )
+        boxes = np.flatnonzero(~single)
+        if len(boxes):
+            mine = kinds.take(boxes)
+            low, high = (np.minimum(extents[boxes, i], len(self._lost_variance)) - 1 for i in (0, 1))
+            lost = range_minimum(self._least_lost, np.zeros_like(low), low, high)
+            none = np.zeros(len(boxes))
+            longer = self._longer_s(mine, m, batches[boxes, 0] / m, lost, none, longer_prompts=False)
+            handicap = mine.slowest(most_s[boxes])[:, None] - least_s[boxes]
+            gains = longest_of(np.maximum(longer - most_s[boxes], 0.0), np.maximum(handicap, 0.0), m)
+            result[boxes] = np.where(mine.count > 0, gains, 0.0)
+        return result
+
+    def _longer_s(
+        self,
+        kinds: StageKinds,
+        m: int,
+        queries: FloatArray,
+        lost: FloatArray,
+        uneven: FloatArray,
+        *,
+        longer_prompts: bool = True,
+    ) -> FloatArray:
         """Time for a micro-batch that is one standard deviation of tokens longer than the mean.
 
-        So many more queries, and queries that much longer, as variances go.
+        So many more queries, and queries that much longer, as variances go. `lost` is the variance of the
+        queries lost in a cycle per encoded query, `uneven` that from a batch that does not divide.
         """
         serving, lengths = self.serving, self.serving.lengths
         mean, square = serving.mean_input, lengths.mean_square_input
-        queries = batch / m
-        lost = self._lost_variance[np.minimum(n_d, len(self._lost_variance)) - 1]
-        counts = queries * lost * (1 - 1 / m) + queries % 1 * (1 - queries % 1)
+        counts = queries * lost * (1 - 1 / m) + uneven
         variance = queries * lengths.std_input**2 + counts * mean**2
         deviation = np.sqrt(variance)
         share = np.divide(counts * mean**2, variance, out=np.zeros_like(variance), where=variance > 0)
         more = queries + deviation * share / mean
-        squares = queries * square
-        squares += deviation * (share * square / mean + (1 - share) * square_per_token(serving))
+        squares = more * square
+        if longer_prompts:
+            squares = squares + deviation * (1 - share) * square_per_token(serving)
         return serving.tables.encode_ragged_s(
             kinds, more, queries + deviation / mean, np.sqrt(squares / more)
         )
+
+    def _lost_at(self, n_d: IntArray) -> FloatArray:
+        return np.asarray(self._lost_variance[np.minimum(n_d, len(self._lost_variance)) - 1])
+
+    @cached_property
+    def _least_lost(self) -> list[FloatArray]:
+        return range_minima(self._lost_variance[None, :])
 
     @cached_property
     def _lost_variance(self) -> FloatArray:

@@ -36,9 +36,13 @@ class RraForm:
         """Bounds of boxes of B_E x N_D; see `rra_bounds`."""
         return rra_bounds(self.serving, self._prepare(choices), which, batches, extents)
 
-    def refine(self, choices: Sequence[Choice], which: IntArray, batch: IntArray, extent: IntArray) -> Bounds:
-        """Nearly exact bounds of single candidates, arrays of shape (n,); see `refined_bounds`."""
-        return refined_bounds(self.serving, self.spread, self._prepare(choices), which, batch, extent)
+    def refine(
+        self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
+    ) -> Bounds:
+        """Closer bounds of boxes; see `refined_bounds`."""
+        return refined_bounds(
+            self.serving, self.spread, self._prepare(choices), which, batches, extents
+        )
 
     def _prepare(self, choices: Sequence[Choice]) -> Prepared:
         if self._prepared is None or self._prepared.choices is not choices:

@@ -118,15 +118,16 @@ def assert_bounded(estimates, bounds, *, at):
         assert (values >= lower * (1 - slack))[inside].all(), at
 
 
+@pytest.mark.parametrize("bound", ["bounds", "refine"])
 @pytest.mark.parametrize("block", range(20))
-def test_no_candidate_of_a_box_breaks_its_bounds(block):
+def test_no_candidate_of_a_box_breaks_its_bounds(block, bound):
     for seed in range(block * 8, block * 8 + 8):
         rng, steady, choices = wild_case(seed)
         for _ in range(5):
             b0, n0 = int(rng.integers(choices[0].num_micro_batches, 60)), int(rng.integers(1, 45))
             b1, n1 = b0 + int(rng.integers(0, 40)), n0 + int(rng.integers(0, 20))
             box = np.array([[b0, b1]]), np.array([[n0, n1]])
-            bounds = steady.bounds(choices, np.array([0]), *box)
+            bounds = getattr(steady, bound)(choices, np.array([0]), *box)
             mesh = np.meshgrid(np.arange(b0, b1 + 1), np.arange(n0, n1 + 1), indexing="ij")
             estimates = steady.estimate(choices[0], mesh[0].ravel(), mesh[1].ravel())
             assert_bounded(estimates, bounds, at=(seed, b0, b1, n0, n1))
@@ -137,7 +138,8 @@ def test_no_candidate_breaks_its_closer_bounds(block):
     for seed in range(block * 16, block * 16 + 16):
         rng, steady, choices = wild_case(seed)
         batches, iterations = rng.integers(4, 90, size=60), rng.integers(1, 60, size=60)
-        bounds = steady.refine(choices, np.zeros(60, dtype=int), batches, iterations)
+        knobs = (np.repeat(values[:, None], 2, axis=1) for values in (batches, iterations))
+        bounds = steady.refine(choices, np.zeros(60, dtype=int), *knobs)
         estimates = steady.estimate(choices[0], batches, iterations)
         assert_bounded(estimates, bounds, at=seed)
         if len(choices[0].stages) == 1:
