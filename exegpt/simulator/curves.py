@@ -91,7 +91,7 @@ class CurveTable:
         return np.asarray(np.divide(value, x, out=slope.copy() + 0 * value, where=x > 0))
 
     @cached_property
-    def _least(self) -> list[FloatArray]:
+    def _least(self) -> FloatArray:
         ratios = np.concatenate([np.full((len(self.y), 1), np.inf), self.y[:, 1:] / self.x[1:]], axis=1)
         return range_minima(ratios)
 
@@ -160,7 +160,7 @@ class AttentionTable:
         return np.where(inside, low + (high - low) * s, np.inf)
 
     @cached_property
-    def _least(self) -> list[FloatArray]:
+    def _least(self) -> FloatArray:
         return range_minima(self.values / self.n)
 
     def least_ratio(
@@ -208,8 +208,8 @@ class AttentionTable:
         return np.where(j >= 0, start, self.values[degree, i, 0]), np.where(j >= 0, slope, 0.0)
 
     @cached_property
-    def _flat(self) -> list[FloatArray]:
-        return [level.reshape(-1, level.shape[-1]) for level in self._least]
+    def _flat(self) -> FloatArray:
+        return self._least.reshape(len(self._least), -1, len(self.n))
 
     def _ratio(self, degree: IntArray, i: IntArray, n: FloatArray) -> FloatArray:
         if len(self.n) == 1:
@@ -221,29 +221,23 @@ class AttentionTable:
         return np.asarray(np.divide(value, n, out=np.full_like(value, np.inf), where=n > 0))
 
 
-def range_minima(values: FloatArray) -> list[FloatArray]:
-    """Minima of 1, 2, 4, .. neighbours along the last axis, for `range_minimum`."""
-    levels = [values]
-    width = 1
-    while 2 * width <= values.shape[-1]:
-        below = levels[-1]
-        levels.append(np.minimum(below[..., :-width], below[..., width:]))
-        width *= 2
+def range_minima(values: FloatArray) -> FloatArray:
+    """Minima of 1, 2, 4, .. neighbours along the last axis, for `range_minimum`; shape (levels, *shape)."""
+    size = values.shape[-1]
+    levels = np.empty((size.bit_length(), *values.shape))
+    levels[0] = values
+    for k in range(1, len(levels)):
+        width = 1 << (k - 1)
+        # What reaches over the end is never asked for.
+        levels[k] = levels[k - 1]
+        np.minimum(levels[k - 1, ..., :-width], levels[k - 1, ..., width:], out=levels[k, ..., :-width])
     return levels
 
 
-def range_minimum(levels: list[FloatArray], row: IntArray, first: IntArray, last: IntArray) -> FloatArray:
+def range_minimum(levels: FloatArray, row: IntArray | int, first: IntArray, last: IntArray) -> FloatArray:
     """Minimum of each row's entries first..last (both in it, first <= last); rows of a two-axis table."""
-    length = last - first + 1
-    level = np.frexp(length)[1] - 1
-    result = np.empty(np.broadcast_shapes(np.shape(row), np.shape(first)), dtype=np.float64)
-    row, first, last, level = np.broadcast_arrays(row, first, last, level)
-    for k in np.unique(level):
-        at = level == k
-        table = levels[k]
-        left = table[row[at], first[at]]
-        result[at] = np.minimum(left, table[row[at], last[at] + 1 - (1 << int(k))])
-    return result
+    level = np.frexp(last - first + 1)[1] - 1
+    return np.asarray(np.minimum(levels[level, row, first], levels[level, row, last + 1 - (1 << level)]))
 
 
 def _hulls(x: FloatArray, y: FloatArray, step: int) -> FloatArray:

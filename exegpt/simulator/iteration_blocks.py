@@ -12,12 +12,13 @@ from exegpt.simulator.choice import IntArray
 from exegpt.simulator.curves import range_minima, range_minimum
 from exegpt.workload.completion import Completion
 
-# Iterations 1, 2, .. of a cycle are blocks of their own up to this one; behind it each block is longer than
-# the one before by this factor, since a pool empties ever more slowly. Costs are linear within a block but
-# for the table's points in it, so the error is of second order in what a block spans; a test holds it
-# against every iteration by itself.
-SINGLE_ITERATIONS = 16
-BLOCK_GROWTH = 1.2
+# Iterations 1, 2, .. of a cycle are blocks of their own up to this one. Behind it blocks start by this factor
+# later than the one before, since a pool empties ever more slowly, but none is longer than this part of the
+# longest query's iterations. Costs are linear within a block but for the table's points in it, so the error
+# is of second order in what a block spans; a test holds it against every iteration by itself.
+SINGLE_ITERATIONS = 8
+BLOCK_GROWTH = 1.25
+LONGEST_BLOCK = 1 / 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +122,10 @@ class IterationBlocks:
         return self._joined(result)
 
     def _edges(self, low: IntArray, high: IntArray) -> FloatArray:
-        """Least of the last iteration, and of every one, (2, n, 3); of a single N_D both are the last one's."""
-        result = np.empty((2, len(low), 3))
-        for k in range(3):
-            for i in range(2):
-                row = np.full(len(low), 3 * i + k)
-                result[i, :, k] = range_minimum(self._edge_minima, row, low, high)
-        result = self._joined(result)
+        """Least of the last iteration and of every one, (2, n, 3); of a single N_D both are the last one's."""
+        rows = np.arange(6)[:, None]
+        least = range_minimum(self._edge_minima, rows, low, high).reshape(2, 3, -1)
+        result = self._joined(np.moveaxis(least, 1, -1))
         return np.where((low == high)[:, None], result[:1], result)
 
     def _joined(self, least: FloatArray) -> FloatArray:
@@ -140,7 +138,7 @@ class IterationBlocks:
     def _figures(self) -> FloatArray:
         """Active queries, context (or what of it was generated) and inputs, (3, N_D, blocks)."""
         self.of(np.arange(1, self._most + 1))
-        figures = self._table[1:].copy()
+        figures: FloatArray = self._table[1:].copy()
         if self._separate_inputs:
             figures[1] -= figures[2]
         return figures
@@ -151,14 +149,14 @@ class IterationBlocks:
         return np.asarray([self._count(n) for n in range(self._most + 1)])
 
     @cached_property
-    def _minima(self) -> list[list[FloatArray]]:
+    def _minima(self) -> list[FloatArray]:
         """Range minima over N_D of each figure; rows are blocks."""
         # What is behind an N_D's blocks, its last iteration included, limits no range.
         absent = np.arange(self._table.shape[2])[:, None] >= self._counts - 1
         return [range_minima(np.where(absent, np.inf, part.T)) for part in self._figures]
 
     @cached_property
-    def _edge_minima(self) -> list[FloatArray]:
+    def _edge_minima(self) -> FloatArray:
         """Range minima over N_D of what the last iteration has, then the least block; three rows each."""
         last = self._figures[:, np.arange(self._most + 1), self._counts - 1]
         absent = np.arange(self._table.shape[2]) >= self._counts[:, None]
@@ -186,6 +184,7 @@ class IterationBlocks:
 def _starts(most: int) -> IntArray:
     """Iterations, from 0 on, that blocks start at."""
     starts = list(range(min(SINGLE_ITERATIONS, most)))
-    while starts[-1] < most - 1:
-        starts.append(max(int(starts[-1] * BLOCK_GROWTH), starts[-1] + 1))
-    return np.asarray([s for s in starts if s < most])
+    longest = max(int(most * LONGEST_BLOCK), 1)
+    while starts[-1] < most:
+        starts.append(starts[-1] + min(max(int(starts[-1] * (BLOCK_GROWTH - 1)), 1), longest))
+    return np.asarray(starts[:-1])

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from exegpt.profiler.grid import FloatArray
 
 BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
 
 
 def phase_s(stage_s: FloatArray, num_micro_batches: int) -> FloatArray:
@@ -303,7 +304,7 @@ def _eigenvector(paths: FloatArray, cycle: FloatArray, visits: list[FloatArray])
     return np.asarray(offset - offset[..., :1])
 
 
-def longest_of(spread_s: FloatArray, handicap_s: FloatArray, num_jobs: int) -> FloatArray:
+def longest_of(spread_s: FloatArray, handicap_s: FloatArray, num_jobs: int | IntArray) -> FloatArray:
     """Mean of max_k (X_k - k handicap) over k = 0..num_jobs - 1, X_k normal around 0; same shape.
 
     Parameters
@@ -312,21 +313,39 @@ def longest_of(spread_s: FloatArray, handicap_s: FloatArray, num_jobs: int) -> F
         Standard deviation of X_k, independent of each other.
     handicap_s : float array
         Not negative, broadcast with `spread_s`.
+    num_jobs : int or int array
+        Broadcast with the others.
     """
     ratio = np.divide(handicap_s, spread_s, out=np.zeros_like(spread_s), where=spread_s > 0)
-    points, values = _longest_table(num_jobs)
-    return np.asarray(spread_s * np.interp(ratio, points, values))
+    found, row = np.unique(num_jobs, return_inverse=True)
+    values = np.stack([_longest_table(m) for m in found.tolist()])
+    at = np.clip(np.searchsorted(HANDICAPS, ratio, side="right") - 1, 0, len(HANDICAPS) - 2)
+    share = np.minimum((ratio - HANDICAPS[at]) / (HANDICAPS[at + 1] - HANDICAPS[at]), 1.0)
+    row = row.reshape(np.shape(num_jobs))
+    low, high = values[row, at], values[row, at + 1]
+    return np.asarray(spread_s * (low + (high - low) * share))
+
+
+# Handicaps in spreads that `longest_of` is tabulated at; behind the last it is that of two jobs, near 0.
+HANDICAPS = np.concatenate([np.linspace(0, 1, 21), np.linspace(1.25, 4, 12)])
 
 
 @cache
-def _longest_table(num_jobs: int) -> tuple[FloatArray, FloatArray]:
-    """`longest_of` at a spread of 1, by handicap; behind the last point it is that of two jobs, near 0."""
-    points = np.concatenate([np.linspace(0, 1, 21), np.linspace(1.25, 4, 12)])
+def _normal() -> tuple[FloatArray, FloatArray]:
+    """Points and the standard normal distribution at them."""
     x = np.linspace(-8.0, 8.0, 1601)
-    normal = np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in x])
-    below = np.ones((len(points), len(x)))
+    return x, np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in x])
+
+
+@cache
+def _longest_table(num_jobs: int) -> FloatArray:
+    """`longest_of` at a spread of 1, by handicap."""
+    points, normal = _normal()
+    x = points[::10]
+    below = np.ones((len(HANDICAPS), len(x)))
     for k in range(num_jobs):
-        below *= np.interp(x[None, :] + k * points[:, None], x, normal)
+        # Jobs so far behind are never the longest.
+        near = k * HANDICAPS < x[-1] - x[0]
+        below[near] *= np.interp(x[None, :] + k * HANDICAPS[near, None], points, normal)
     # E[max] = integral of (1 - F) above zero minus the integral of F below it.
-    step = x[1] - x[0]
-    return points, np.asarray(((x >= 0) - below).sum(-1) * step)
+    return np.asarray((np.heaviside(x, 0.5) - below).sum(-1) * (x[1] - x[0]))

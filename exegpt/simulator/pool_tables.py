@@ -58,7 +58,7 @@ class PoolTables:
         return np.asarray(self._table[column][np.minimum(n_d, self.most) - 1])
 
     @cached_property
-    def _least(self) -> dict[str, list[FloatArray]]:
+    def _least(self) -> dict[str, FloatArray]:
         return {}
 
     def least(self, column: str, low: IntArray, high: IntArray) -> FloatArray:
@@ -74,4 +74,4 @@ class PoolTables:
         if key not in self._least:
             self._least[key] = range_minima(sign * self._table[column][None, :])
         first, last = (np.minimum(n, self.most) - 1 for n in (low, high))
-        return range_minimum(self._least[key], np.zeros_like(first), first, last)
+        return range_minimum(self._least[key], 0, first, last)

@@ -85,9 +85,7 @@ class Serving:
     @cached_property
     def iteration_blocks(self) -> IterationBlocks:
         """RRA's cycles in blocks of iterations."""
-        return IterationBlocks(
-            self.completion, self.pool_tables.most, separate_inputs=self.tables.has_cross
-        )
+        return IterationBlocks(self.completion, self.pool_tables.most, separate_inputs=self.tables.has_cross)
 
     @cached_property
     def mean_context(self) -> float:

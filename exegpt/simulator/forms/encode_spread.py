@@ -35,22 +35,23 @@ class EncodeSpread:
             return np.zeros_like(encode_s)
         kinds, place = self.serving.kinds(stages)
         first = [place.index(kind) for kind in range(kinds.count.shape[1])]
-        return np.asarray(self.of_kinds(kinds, m, batch, n_d, encode_s[:, first])[:, place])
+        jobs = np.full(len(batch), m)
+        return np.asarray(self.of_kinds(kinds, jobs, batch, n_d, encode_s[:, first])[:, place])
 
     def of_kinds(
-        self, kinds: StageKinds, m: int, batch: FloatArray, n_d: IntArray, encode_s: FloatArray
+        self, kinds: StageKinds, m: IntArray, batch: FloatArray, n_d: IntArray, encode_s: FloatArray
     ) -> FloatArray:
-        """The same by kinds of stages of many pipelines; `encode_s` and result (n, kinds)."""
+        """The same by kinds of stages of many pipelines; `m` (n,), `encode_s` and result (n, kinds)."""
         queries = batch / m
         longer = self._longer_s(kinds, m, queries, self._lost_at(n_d), queries % 1 * (1 - queries % 1))
         slowest = kinds.slowest(encode_s)[:, None]
-        gains = longest_of(np.maximum(longer - encode_s, 0.0), slowest - encode_s, m)
+        gains = longest_of(np.maximum(longer - encode_s, 0.0), slowest - encode_s, m[:, None])
         return np.where(kinds.count > 0, gains, 0.0)
 
     def least_of_kinds(
         self,
         kinds: StageKinds,
-        m: int,
+        m: IntArray,
         batches: IntArray,
         extents: IntArray,
         least_s: FloatArray,
@@ -69,7 +70,7 @@ class EncodeSpread:
         if single.any():
             result[single] = self.of_kinds(
                 kinds.take(np.flatnonzero(single)),
-                m,
+                m[single],
                 batches[single, 0].astype(np.float64),
                 extents[single, 0],
                 least_s[single],
@@ -78,18 +79,20 @@ class EncodeSpread:
         if len(boxes):
             mine = kinds.take(boxes)
             low, high = (np.minimum(extents[boxes, i], len(self._lost_variance)) - 1 for i in (0, 1))
-            lost = range_minimum(self._least_lost, np.zeros_like(low), low, high)
+            lost = range_minimum(self._least_lost, 0, low, high)
             none = np.zeros(len(boxes))
-            longer = self._longer_s(mine, m, batches[boxes, 0] / m, lost, none, longer_prompts=False)
+            jobs = m[boxes]
+            longer = self._longer_s(mine, jobs, batches[boxes, 0] / jobs, lost, none, longer_prompts=False)
             handicap = mine.slowest(most_s[boxes])[:, None] - least_s[boxes]
-            gains = longest_of(np.maximum(longer - most_s[boxes], 0.0), np.maximum(handicap, 0.0), m)
+            spread = np.maximum(longer - most_s[boxes], 0.0)
+            gains = longest_of(spread, np.maximum(handicap, 0.0), jobs[:, None])
             result[boxes] = np.where(mine.count > 0, gains, 0.0)
         return result
 
     def _longer_s(
         self,
         kinds: StageKinds,
-        m: int,
+        m: IntArray,
         queries: FloatArray,
         lost: FloatArray,
         uneven: FloatArray,
@@ -119,7 +122,7 @@ class EncodeSpread:
         return np.asarray(self._lost_variance[np.minimum(n_d, len(self._lost_variance)) - 1])
 
     @cached_property
-    def _least_lost(self) -> list[FloatArray]:
+    def _least_lost(self) -> FloatArray:
         return range_minima(self._lost_variance[None, :])
 
     @cached_property

@@ -40,9 +40,7 @@ class RraForm:
         self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
     ) -> Bounds:
         """Closer bounds of boxes; see `refined_bounds`."""
-        return refined_bounds(
-            self.serving, self.spread, self._prepare(choices), which, batches, extents
-        )
+        return refined_bounds(self.serving, self.spread, self._prepare(choices), which, batches, extents)
 
     def _prepare(self, choices: Sequence[Choice]) -> Prepared:
         if self._prepared is None or self._prepared.choices is not choices:

@@ -9,7 +9,8 @@ whose longest is the cycle (`simulator.pipeline`) give, whatever n of the box,
 
 - along a stage: T >= m (e_j + sum_u d_uj);
 - once through encoding, the first iteration, the n - 2 following ones and the last one's first job:
-  T >= phase + w_1 + sum_{1<u<n} p_u + d_n0, with w_u = sum_j d_uj and the period p_u = max(w_u, m max_j d_uj).
+  T >= phase + w_1 + sum_{1<u<n} p_u + d_n0, with w_u = sum_j d_uj and the period p_u = max(w_u, m max_j
+  d_uj).
 
 The bound's query of D iterations passes c = floor((D - 1) / n) cycles, an encode phase and the first r = D -
 c n iterations of a cycle: latency >= phase + c T + w_1 + sum_{1<u<=r} p_u. However n and r divide them, it
@@ -162,16 +163,13 @@ def _longest_encode(
     encode: FloatArray,
 ) -> FloatArray:
     """What the longest micro-batch adds to the encode phase, on every stage but the one it adds most to."""
-    gains = np.zeros_like(encode)
     several = kinds.count.sum(-1) > 1
-    for value in np.unique(m).tolist():
-        rows = np.flatnonzero((m == value) & several)
-        if value > 1 and len(rows):
-            mine = kinds.take(rows)
-            most = serving.tables.encode_s(mine, batches[rows, 1] / value)
-            gains[rows] = spread.least_of_kinds(
-                mine, int(value), batches[rows], extents[rows], encode[rows], most
-            )
+    rows = np.flatnonzero(several & (m > 1))
+    gains = np.zeros_like(encode)
+    if len(rows):
+        mine, jobs = kinds.take(rows), m[rows].astype(np.int64)
+        most = serving.tables.encode_s(mine, batches[rows, 1] / jobs)
+        gains[rows] = spread.least_of_kinds(mine, jobs, batches[rows], extents[rows], encode[rows], most)
     return np.where(several, kinds.total(gains) - kinds.slowest(gains), 0.0)
 
 

@@ -18,7 +18,7 @@ LENGTHS = independent(truncated_normal_pmf(128, 81, 256)[0], truncated_normal_pm
 @pytest.mark.parametrize(("counts", "m"), [((8,), 1), ((4, 4), 2)])
 def test_blocks_cost_what_their_iterations_cost(counts, m, monkeypatch):
     choice = Choice(policy=Policy.RRA, stages=make_stages(counts, 1), num_micro_batches=m)
-    knobs = np.array([40, 40, 40, 40]), np.array([16, 60, 150, 300])
+    knobs = np.array([40, 40, 40, 40]), np.array([8, 60, 150, 300])
     blocks = SteadyState(MODEL, synthetic.tiny_profile(MODEL), LENGTHS).estimate(choice, *knobs)
     monkeypatch.setattr(iteration_blocks, "SINGLE_ITERATIONS", 1000)
     each = SteadyState(MODEL, synthetic.tiny_profile(MODEL), LENGTHS).estimate(choice, *knobs)
