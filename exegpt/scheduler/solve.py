@@ -49,9 +49,13 @@ def solve(problem: Problem, *, report: Report | None = None) -> Solution:
     baselines = [p for p in problem.baselines if p not in problem.policies and p in ENUMERATORS]
     quantile = [] if problem.bound_quantile is None else [Policy.STATIC]
     wanted = list(dict.fromkeys([*problem.policies, *baselines, *quantile]))
-    spaces = make_spaces(steady, problem.cluster, wanted, problem.ranges)
+    memory_bytes = problem.cluster.memory_bytes
+    spaces = {
+        policy: space.within(memory_bytes, steady)
+        for policy, space in make_spaces(steady, problem.cluster, wanted, problem.ranges).items()
+    }
     bound = _resolve_bound(problem, spaces, steady)
-    constraints = Constraints(bound=bound, memory_bytes=problem.cluster.memory_bytes)
+    constraints = Constraints(bound=bound, memory_bytes=memory_bytes)
     forms = problem.robust(steady)
     search = _Searcher(problem, forms, constraints, report, sum(space.size for space in spaces.values()))
     own = {p: spaces[p] for p in problem.policies}
@@ -173,24 +177,20 @@ class _Searcher:
 
     def _binding(self, space: PolicySpace, best: Best) -> tuple[str, ...]:
         """Search ranges that the best candidate lies at the edge of, in words."""
-        index = space.choices.index(best.choice)
-        step = int(space.step[index])
-        if best.batch != space.batches(index)[-1]:
-            beyond = self.steady.estimate(
-                best.choice, np.asarray([best.batch + step]), np.asarray([best.extent])
-            )
-            if np.isfinite(beyond.cycle_s[0]):
-                return ()
+        step = int(space.step[space.choices.index(best.choice)])
+        most = self.problem.max_encode_batch_size
+        if most is not None and best.batch + step > most:
             return (
-                f"encode_batch_size={best.batch}: a larger one needs batches or contexts beyond the profile "
-                "(raise profile.budget_s)",
+                f"encode_batch_size={best.batch} is the largest searched, limited by "
+                "solver.max_encode_batch_size",
             )
-        origin = (
-            "solver.max_encode_batch_size"
-            if self.problem.max_encode_batch_size == best.batch
-            else "the profile (raise profile.budget_s)"
+        beyond = self.steady.estimate(best.choice, np.asarray([best.batch + step]), np.asarray([best.extent]))
+        if np.isfinite(beyond.cycle_s[0]):
+            return ()
+        return (
+            f"encode_batch_size={best.batch}: a larger one needs batches or contexts beyond the profile "
+            "(raise profile.budget_s)",
         )
-        return (f"encode_batch_size={best.batch} is the largest searched, limited by {origin}",)
 
 
 def _resolve_bound(problem: Problem, spaces: Mapping[Policy, PolicySpace], steady: SteadyState) -> BoundSpec:

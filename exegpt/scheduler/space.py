@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 
 from exegpt.errors import CapacityError, ConfigError
 from exegpt.scheduler import continuous, sides
+from exegpt.scheduler.candidates import SLACK
 from exegpt.scheduler.pipelines import Dealer, group_sizes, make_pipeline, shapes
 from exegpt.simulator.choice import Choice, IntArray
 from exegpt.simulator.serving import Serving
+from exegpt.simulator.steady import SteadyState
 from exegpt.specs import ClusterSpec, Policy
 
 # The static baseline is searched in steps of four queries, as in the paper (section 7.1).
@@ -55,6 +57,22 @@ class PolicySpace:
     def batches(self, choice: int) -> IntArray:
         """All batches of a choice."""
         return np.asarray(self.first[choice] + self.step[choice] * np.arange(self.count[choice]))
+
+    def within(self, memory_bytes: float, steady: SteadyState) -> PolicySpace:
+        """The same up to the last batch of each choice that memory holds with the least extent, or one.
+
+        Slots beyond it would only be bounded and refused; some forms' bounds cost what a range spans.
+        """
+        if not self.size:
+            return self
+        counts = self.count.copy()
+        for index, choice in enumerate(self.choices):
+            batches = self.batches(index)
+            used = steady.candidate_bytes(choice, batches, np.full_like(batches, self.extents[0]))
+            if used is not None:
+                fitting = np.flatnonzero(used <= memory_bytes * SLACK)
+                counts[index] = min(max(int(fitting.max(initial=-1)) + 1, 1), len(batches))
+        return replace(self, count=counts)
 
     def index_of(self, choice: int, batch: int, extent: int) -> tuple[int, int]:
         """Indices of a candidate's knobs."""

@@ -106,6 +106,13 @@ class Serving:
             self._memory_coefficients[stages] = np.unique(coefficients, axis=0)
         return self._memory_coefficients[stages]
 
+    def fullest_bytes(
+        self, stages: tuple[Stage, ...], kv_tokens: FloatArray, encode_tokens: FloatArray, rows: FloatArray
+    ) -> FloatArray:
+        """Bytes of the fullest rank; arguments as in `plan_memory`, shape (n,)."""
+        amounts = np.stack(np.broadcast_arrays(1.0, kv_tokens, encode_tokens, rows))
+        return np.asarray((self.memory_coefficients(stages) @ amounts).max(0))
+
     def encode_s(self, stages: tuple[Stage, ...], queries: FloatArray) -> FloatArray:
         """Mean stage times to encode a micro-batch of `queries` prompts; shape (n, num_stages)."""
         kinds, place = self.kinds(stages)

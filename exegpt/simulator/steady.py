@@ -68,6 +68,13 @@ class SteadyState(Serving):
         with np.errstate(invalid="ignore", over="ignore"):
             return self._form(choices[0].policy).bounds(choices, which, batches, extents)
 
+    def candidate_bytes(self, choice: Choice, batch: IntArray, extent: IntArray) -> FloatArray | None:
+        """Bytes of the fullest rank of candidates, (n,); None where the policy has no quick answer."""
+        form = self._form(choice.policy)
+        if not isinstance(form, IterationForm | ChunkedForm):
+            return None
+        return form.fullest_bytes(choice, batch, extent)
+
     def refine(
         self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
     ) -> Bounds | None:

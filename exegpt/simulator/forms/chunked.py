@@ -111,9 +111,13 @@ class ChunkedForm:
         memory = np.zeros(len(which))
         for index in np.unique(which).tolist():
             mine = which == index
-            plan = self._memory(choices[index], batches[mine, 0].astype(np.float64), extents[mine, 0])
-            memory[mine] = plan.total_bytes.max(-1)
+            memory[mine] = self.fullest_bytes(choices[index], batches[mine, 0], extents[mine, 0])
         return replace(found, memory_lower_bytes=memory)
+
+    def fullest_bytes(self, choice: Choice, batch: IntArray, extent: IntArray) -> FloatArray:
+        """Bytes of the fullest rank of candidates, arrays of shape (n,)."""
+        amounts = self._amounts(choice, batch.astype(np.float64), extent)
+        return self.serving.fullest_bytes(choice.stages, *amounts)
 
     def refine(
         self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray
@@ -172,12 +176,20 @@ class ChunkedForm:
         return period_s(decode, choice.num_micro_batches) / choice.num_micro_batches
 
     def _memory(self, choice: Choice, batch: FloatArray, budget: IntArray) -> MemoryPlan:
-        """K/V of a slot that is in line counts as encoded, which it is in part."""
-        serving, m = self.serving, choice.num_micro_batches
+        return self.serving.memory(choice.stages, *self._amounts(choice, batch, budget))
+
+    def _amounts(
+        self, choice: Choice, batch: FloatArray, budget: IntArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """K/V tokens, tokens encoded at once, rows; see `plan_memory`.
+
+        K/V of a slot that is in line counts as encoded, which it is in part.
+        """
+        serving = self.serving
         held = SlotTokens.of(serving, 1 / (self.mean_decode + 1))
         kv_tokens = batch * (held.mean + (serving.page_size - 1) / 2)
         kv_tokens = kv_tokens + OVERFLOW_SIGMAS * np.sqrt(batch * held.variance)
-        return serving.memory(choice.stages, kv_tokens, budget.astype(np.float64), batch / m)
+        return kv_tokens, budget.astype(np.float64), batch / choice.num_micro_batches
 
 
 def refuse_encoder_decoder(serving: Serving) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from exegpt.profiler.grid import FloatArray, Grid
+from exegpt.profiler.table import LayerCosts
 from exegpt.simulator.choice import Bounds, Choice, IntArray
 from exegpt.simulator.serving import Serving
 from exegpt.simulator.stage_tables import LAST, StageKinds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunkLimits:
     """Limits of pipelines under one workload; `kinds` and arrays by pipeline and budget are (n, kinds).
 
@@ -34,26 +36,35 @@ class ChunkLimits:
         A pass of n tokens costs no less per token than the cheapest pass of up to `budget` does, and
         a row's attention, head and sampling no less than in the cheapest batch.
         """
-        tables = [self.serving.profile.layers[t] for t in self.serving.tables.degrees]
         row_bytes = self.serving.model.hidden_size * self.serving.profile.dtype.num_bytes
         tokens = self.serving.mean_input + self.mean_decode
-        layer, head = [], []
-        for table in tables:
+        fixed, head = self._of_degrees
+        layer = []
+        for table, rows_s in zip(self._tables, fixed.tolist(), strict=True):
             per_token = least_ratio(table.linear, 1.0, budget)
             if table.all_reduce is not None:
                 per_token = per_token + 2 * least_ratio(table.all_reduce, row_bytes, budget)
+            layer.append(per_token * tokens + rows_s)
+        per_layer = np.take_along_axis(np.stack(layer, axis=-1), kinds.degree, axis=1)
+        ends = head[kinds.degree] * ((kinds.flags & LAST) > 0)
+        return np.asarray(kinds.slowest(kinds.layers * per_layer + ends))
+
+    @property
+    def _tables(self) -> list[LayerCosts]:
+        return [self.serving.profile.layers[t] for t in self.serving.tables.degrees]
+
+    @cached_property
+    def _of_degrees(self) -> tuple[FloatArray, FloatArray]:
+        """Least time per query of a layer's attention, and of head and sampling; by degree."""
+        fixed, head = [], []
+        for table in self._tables:
             rows = np.arange(1.0, table.decode_attention.limit(0) + 1)
             attention = table.decode_attention.at_or_inf(rows, rows * self.mean_context) / rows
-            fixed = self.mean_decode * float(attention.min()) + self._prompt_attention_s(
-                table.encode_attention
-            )
-            layer.append(per_token * tokens + fixed)
+            prompt = self._prompt_attention_s(table.encode_attention)
+            fixed.append(self.mean_decode * float(attention.min()) + prompt)
             sampled = least_ratio(table.head, 1.0, np.array([table.head.limit()]))
             head.append((1 + self.mean_decode) * float(sampled[0]))
-        by_degree = np.stack(layer, axis=-1)
-        per_layer = np.take_along_axis(by_degree, kinds.degree, axis=1)
-        ends = np.asarray(head)[kinds.degree] * ((kinds.flags & LAST) > 0)
-        return np.asarray(kinds.slowest(kinds.layers * per_layer + ends))
+        return np.asarray(fixed), np.asarray(head)
 
     def _prompt_attention_s(self, grid: Grid) -> float:
         """Encode attention of a query at the least: in the cheapest batch, of prompts like its own or mixed.

@@ -127,9 +127,12 @@ class IterationForm:
         memory = np.zeros(len(which))
         for index in np.unique(which).tolist():
             mine = which == index
-            plan = self._memory(choices[index], batches[mine, 0].astype(np.float64))
-            memory[mine] = plan.total_bytes.max(-1)
+            memory[mine] = self.fullest_bytes(choices[index], batches[mine, 0], extents[mine, 0])
         return replace(found, memory_lower_bytes=memory)
+
+    def fullest_bytes(self, choice: Choice, batch: IntArray, extent: IntArray) -> FloatArray:
+        """Bytes of the fullest rank of candidates, arrays of shape (n,)."""
+        return self.serving.fullest_bytes(choice.stages, *self._amounts(choice, batch.astype(np.float64)))
 
     def _turns(self, slots: IntArray, m: int, doublings: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Joining prompts, decoding rows, and who joins beside the bound's query; (num_turns, n) each."""
@@ -173,9 +176,13 @@ class IterationForm:
         return np.ascontiguousarray(np.moveaxis(table[rows], 2, 1))
 
     def _memory(self, choice: Choice, batch: FloatArray) -> MemoryPlan:
+        return self.serving.memory(choice.stages, *self._amounts(choice, batch))
+
+    def _amounts(self, choice: Choice, batch: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """K/V tokens, tokens encoded at once, rows; see `plan_memory`."""
         serving, m = self.serving, choice.num_micro_batches
         held = SlotTokens.of(serving, self.chance)
         kv_tokens = batch * (held.mean + (serving.page_size - 1) / 2)
         kv_tokens = kv_tokens + OVERFLOW_SIGMAS * np.sqrt(batch * held.variance)
         encoded = joining_limit(batch / m, batch / m * self.chance) * serving.mean_input
-        return serving.memory(choice.stages, kv_tokens, encoded, batch / m)
+        return kv_tokens, encoded, batch / m
