@@ -49,7 +49,7 @@ class ChunkedForm:
         """Estimates of candidates; `batch` slots and `extent` tokens of an iteration, shape (n,)."""
         refuse_encoder_decoder(self.serving)
         m, slots, budget = choice.num_micro_batches, batch.astype(np.int64), extent.astype(np.int64)
-        rows = self._rows(slots, m, budget)
+        rows = self._rows(choice, slots, budget)
         work = self._stage_s(choice, rows)
         beyond = ~np.isfinite(work.sum((0, 1))) | (budget <= slots // m)
         work = np.where(beyond, 0.0, work)
@@ -143,10 +143,12 @@ class ChunkedForm:
             tpot_lower_s=tpot,
         )
 
-    def _rows(self, slots: IntArray, m: int, budget: IntArray) -> IntArray:
+    def _rows(self, choice: Choice, slots: IntArray, budget: IntArray) -> IntArray:
         """Rows of the line table for every micro-batch, (m, n)."""
+        m = choice.num_micro_batches
+        degrees = {degree for degree, _, _ in self.serving.tables.stage_kinds(choice.stages)}
         own = np.stack([slots_of(slots, m, k) for k in range(m)])
-        return self.table.find(own.ravel(), np.tile(budget, m)).reshape(own.shape)
+        return self.table.find(own.ravel(), np.tile(budget, m), degrees).reshape(own.shape)
 
     @staticmethod
     def _in_rotation(by_row: FloatArray, rows: IntArray) -> FloatArray:

@@ -6,7 +6,7 @@ layers. So turns and their times are kept for every pair of slots and budget, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -159,15 +159,17 @@ class _Block:
 
 
 class LineTable:
-    """Turns kept by slots and budget."""
+    """Turns kept by slots and budget, with the times of the degrees that were asked for."""
 
     def __init__(self, lines: Lines) -> None:
         self.lines = lines
         self._place: dict[tuple[int, int], int] = {}
+        self._degrees: set[int] = set()
         self._block: _Block | None = None
 
-    def find(self, slots: IntArray, budget: IntArray) -> IntArray:
-        """Rows of the pairs, which are followed where they are new; (n,)."""
+    def find(self, slots: IntArray, budget: IntArray, degrees: Set[int]) -> IntArray:
+        """Rows of the pairs, which are followed where they are new, with the times of `degrees`; (n,)."""
+        self._want(degrees)
         pairs = list(zip(slots.tolist(), budget.tolist(), strict=True))
         fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._place]
         if fresh and len(self._place) + len(fresh) > MOST_KEPT:
@@ -177,13 +179,24 @@ class LineTable:
             self._add(np.asarray(fresh, dtype=np.int64))
         return np.asarray([self._place[pair] for pair in pairs], dtype=np.int64)
 
-    def _add(self, pairs: IntArray) -> None:
-        turns = self.lines.follow(pairs[:, 0], pairs[:, 1])
-        parts = {
+    def _want(self, degrees: Set[int]) -> None:
+        """Keep these degrees' times from now on; pairs are followed again for those that are new."""
+        missing = degrees - self._degrees
+        self._degrees |= missing
+        if missing and self._block is not None:
+            pairs = np.asarray(list(self._place), dtype=np.int64)
+            self._block.parts.update(self._parts(self.lines.follow(pairs[:, 0], pairs[:, 1]), missing))
+
+    def _parts(self, turns: Turns, degrees: Set[int]) -> dict[tuple[int, int], FloatArray]:
+        return {
             (degree, part): np.ascontiguousarray(times.T)
-            for degree in range(len(self.lines.serving.tables.degrees))
+            for degree in sorted(degrees)
             for part, times in self.lines.part_times(degree, turns).items()
         }
+
+    def _add(self, pairs: IntArray) -> None:
+        turns = self.lines.follow(pairs[:, 0], pairs[:, 1])
+        parts = self._parts(turns, self._degrees)
         means = np.stack([turns.rows.mean(0), turns.tokens.mean(0), turns.is_full.mean(0)], axis=1)
         new = _Block(turns.done.T, turns.is_split.T, means, parts)
         for slots, budget in pairs.tolist():
