@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from exegpt.errors import ConfigError, ProfileRangeError
+from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import SIDED_POLICIES
 from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
 from exegpt.simulator.forms.chunked import ChunkedForm
