@@ -122,7 +122,7 @@ class IterationBlocks:
         return self._joined(result)
 
     def _edges(self, low: IntArray, high: IntArray) -> FloatArray:
-        """Least of the last iteration and of every one, (2, n, 3); both of the last where N_D is one value."""
+        """Least of the last iteration and of every one, (2, n, 3); the same where N_D is one value."""
         rows = np.arange(6)[:, None]
         least = range_minimum(self._edge_minima, rows, low, high).reshape(2, 3, -1)
         result = self._joined(np.moveaxis(least, 1, -1))
