@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -63,6 +64,7 @@ def stage_weight_bytes(model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype
     return np.asarray(parameters, dtype=np.float64) * dtype.num_bytes
 
 
+@cache
 def _layer_shares(model: ModelSpec, role: str) -> tuple[int, int]:
     """Parameters of one layer in a stage of `role`: those that a group splits, and those it replicates."""
     if role == "both" or not model.is_encoder_decoder:

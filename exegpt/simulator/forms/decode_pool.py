@@ -187,7 +187,7 @@ class DecodePools:
         return (low + 4 * middle + high) / 6, spread
 
     def _stage_s(self, stages: tuple[Stage, ...], queries: FloatArray, context: FloatArray) -> FloatArray:
-        return self.serving.costs(stages).decode_s(queries, context, queries * self.moments.input_tokens)
+        return self.serving.decode_s(stages, queries, context, queries * self.moments.input_tokens)
 
     def _room_tokens(self, stages: tuple[Stage, ...], rows: FloatArray) -> FloatArray:
         zero = np.zeros_like(rows)

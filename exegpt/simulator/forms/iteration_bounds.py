@@ -111,10 +111,12 @@ class IterationBounds:
         """Bounds of boxes, memory left at zero."""
         per_s, latency, ttft, tpot = np.zeros((4, len(which)))
         gaps = max(self.serving.num_gaps, 1)
+        # Curves of all choices reach equally far: each further reach computes them anew.
+        most = max((-(-last // self.choices[i].num_micro_batches) + 1 for i, last in zip(which.tolist(), batches[:, 1].tolist(), strict=True)), default=0)
         for row, (index, first, last) in enumerate(zip(which.tolist(), *batches.T.tolist(), strict=True)):
             m = self.choices[index].num_micro_batches
             low, high = first // m, -(-last // m) + 1
-            least, others, encode = (curve[low:high] for curve in self._of_choice(index, high))
+            least, others, encode = (curve[low:high] for curve in self._of_choice(index, max(high, most)))
             decode = self.ends * m * others
             shares = np.divide(np.arange(low, high), least, out=np.zeros_like(least), where=least > 0)
             per_s[row] = self.curves.sample.chance * self.choices[index].num_replicas * shares.max()
