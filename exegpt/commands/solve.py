@@ -96,7 +96,7 @@ def find_schedule(context: Context, table: ProfileTable) -> tuple[Schedule | Non
     """Solve; the schedule (written to schedule.yaml), or None, and the `solve` record."""
     try:
         with step_progress("searching") as report:
-            solution = search(make_problem(context, table), report=report)
+            solution = search(make_problem(context, table), report=report, beside=True)
     except CapacityError as error:
         # The model fits nowhere: an answer, not a fault.
         return None, {"status": "infeasible", "reason": str(error), "policies": {}, "baselines": {}}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from exegpt.errors import CapacityError
 from exegpt.scheduler import exhaustive
+from exegpt.scheduler.aside import Aside
 from exegpt.scheduler.branch_and_bound import Found, branch_and_bound
 from exegpt.scheduler.candidates import Constraints
 from exegpt.scheduler.margins import Margins
@@ -28,7 +30,7 @@ __all__ = ["BASELINES", "Problem", "Solution", "solve"]
 Report = Callable[[int, int], None]
 
 
-def solve(problem: Problem, *, report: Report | None = None) -> Solution:
+def solve(problem: Problem, *, report: Report | None = None, beside: bool = False) -> Solution:
     """Search every policy of the problem, and every baseline.
 
     Parameters
@@ -36,6 +38,8 @@ def solve(problem: Problem, *, report: Report | None = None) -> Solution:
     problem : Problem
     report : callable, optional
         Called with (candidates done with, candidates in all).
+    beside : bool
+        Whether baselines are searched in a process beside the policies'.
 
     Raises
     ------
@@ -59,19 +63,36 @@ def solve(problem: Problem, *, report: Report | None = None) -> Solution:
     forms = problem.robust(steady)
     search = _Searcher(problem, forms, constraints, report, sum(space.size for space in spaces.values()))
     own = {p: spaces[p] for p in problem.policies}
+    others = {p: spaces[p] for p in baselines}
+    # Searched without a report: a process beside this one cannot advance its progress bar.
+    searched_beside = (
+        Aside(partial(_timed, replace(search, report=None), others)) if beside and others else None
+    )
     policies = search.run(own)
     searched = time.perf_counter()
     margins = _margins(problem, own, policies, steady, constraints) if problem.has_margins else None
-    margins_s = time.perf_counter() - searched
+    if searched_beside:
+        found, baselines_s = searched_beside.result()
+        search.advance(sum(space.size for space in others.values()))
+    else:
+        found, baselines_s = _timed(search, others)
     return Solution(
         problem=problem,
         bound=bound,
         policies=policies,
         wall_s=searched - started,
-        baselines=search.run({p: spaces[p] for p in baselines}),
-        baselines_wall_s=time.perf_counter() - searched - margins_s,
+        baselines=found,
+        baselines_wall_s=baselines_s,
         margins=margins,
     )
+
+
+def _timed(
+    search: _Searcher, spaces: Mapping[Policy, PolicySpace]
+) -> tuple[dict[Policy, SearchResult], float]:
+    """What a search finds, and the seconds it takes."""
+    started = time.perf_counter()
+    return search.run(spaces), time.perf_counter() - started
 
 
 def _margins(
@@ -97,23 +118,16 @@ def _margins(
     )
 
 
+@dataclass(slots=True)
 class _Searcher:
     """Searches spaces under the same constraints, and reports how far it is."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        steady: SteadyState | RobustState,
-        constraints: Constraints,
-        report: Report | None,
-        total: int,
-    ) -> None:
-        self.problem = problem
-        self.steady = steady
-        self.constraints = constraints
-        self.report = report
-        self.total = total
-        self.done = 0
+    problem: Problem
+    steady: SteadyState | RobustState
+    constraints: Constraints
+    report: Report | None
+    total: int
+    done: int = 0
 
     def run(self, spaces: Mapping[Policy, PolicySpace]) -> dict[Policy, SearchResult]:
         """The best of each policy."""
@@ -122,7 +136,7 @@ class _Searcher:
 
     def _branch_and_bound(self, spaces: Mapping[Policy, PolicySpace]) -> dict[Policy, Found]:
         found = self.branch(list(spaces.values()), "throughput")
-        self._advance(sum(space.size for space in spaces.values()))
+        self.advance(sum(space.size for space in spaces.values()))
         return dict(zip(spaces, found, strict=True))
 
     def branch(self, spaces: Sequence[PolicySpace], objective: str) -> list[Found]:
@@ -142,12 +156,13 @@ class _Searcher:
             before = self.done
 
             def report(count: int, before: int = before) -> None:
-                self._advance(before + count - self.done)
+                self.advance(before + count - self.done)
 
             found[policy] = exhaustive.search(space, self.steady.estimate, self.constraints, report=report)
         return found
 
-    def _advance(self, count: int) -> None:
+    def advance(self, count: int) -> None:
+        """Report that so many more candidates are done with."""
         self.done += count
         if self.report is not None:
             self.report(self.done, self.total)

@@ -112,7 +112,13 @@ class IterationBounds:
         per_s, latency, ttft, tpot = np.zeros((4, len(which)))
         gaps = max(self.serving.num_gaps, 1)
         # Curves of all choices reach equally far: each further reach computes them anew.
-        most = max((-(-last // self.choices[i].num_micro_batches) + 1 for i, last in zip(which.tolist(), batches[:, 1].tolist(), strict=True)), default=0)
+        most = max(
+            (
+                -(-last // self.choices[i].num_micro_batches) + 1
+                for i, last in zip(which.tolist(), batches[:, 1].tolist(), strict=True)
+            ),
+            default=0,
+        )
         for row, (index, first, last) in enumerate(zip(which.tolist(), *batches.T.tolist(), strict=True)):
             m = self.choices[index].num_micro_batches
             low, high = first // m, -(-last // m) + 1
