@@ -61,17 +61,16 @@ class PolicySpace:
     def within(self, memory_bytes: float, steady: SteadyState) -> PolicySpace:
         """The same up to the last batch of each choice that memory holds with the least extent, or one.
 
-        Slots beyond it would only be bounded and refused; some forms' bounds cost what a range spans.
+        For continuous batching only, whose bounds cost what a range spans; others refuse what is beyond it.
         """
-        if not self.size:
+        if self.policy not in continuous.SLOT_STEPS:
             return self
         counts = self.count.copy()
         for index, choice in enumerate(self.choices):
             batches = self.batches(index)
             used = steady.candidate_bytes(choice, batches, np.full_like(batches, self.extents[0]))
-            if used is not None:
-                fitting = np.flatnonzero(used <= memory_bytes * SLACK)
-                counts[index] = min(max(int(fitting.max(initial=-1)) + 1, 1), len(batches))
+            fitting = np.flatnonzero(used <= memory_bytes * SLACK)
+            counts[index] = min(max(int(fitting.max(initial=-1)) + 1, 1), len(batches))
         return replace(self, count=counts)
 
     def index_of(self, choice: int, batch: int, extent: int) -> tuple[int, int]:

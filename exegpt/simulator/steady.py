@@ -69,11 +69,10 @@ class SteadyState(Serving):
         with np.errstate(invalid="ignore", over="ignore"):
             return self._form(choices[0].policy).bounds(choices, which, batches, extents)
 
-    def candidate_bytes(self, choice: Choice, batch: IntArray, extent: IntArray) -> FloatArray | None:
-        """Bytes of the fullest rank of candidates, (n,); None where the policy has no quick answer."""
+    def candidate_bytes(self, choice: Choice, batch: IntArray, extent: IntArray) -> FloatArray:
+        """Bytes of the fullest rank of candidates of ITERATION or CHUNKED, arrays of shape (n,)."""
         form = self._form(choice.policy)
-        if not isinstance(form, IterationForm | ChunkedForm):
-            return None
+        assert isinstance(form, IterationForm | ChunkedForm)
         return form.fullest_bytes(choice, batch, extent)
 
     def refine(
