@@ -27,10 +27,11 @@ BoundBoxes = Callable[[Sequence[Choice], IntArray, IntArray, IntArray], Bounds]
 # The same arguments -> closer bounds, or None
 RefineBoxes = Callable[[Sequence[Choice], IntArray, IntArray, IntArray], Bounds | None]
 
-# Boxes and candidates taken off the queue at a time; and candidates of a box that is looked at one by one
-# instead of split. More at a time cost what the next incumbent would have dropped; fewer cost calls.
+# Boxes taken off the queue at a time, and those of them to be evaluated; candidates of a box that is looked
+# at one by one instead of split. More at a time cost what the next incumbent would have dropped; fewer cost
+# calls.
 BOXES_AT_ONCE = 128
-CANDIDATES_AT_ONCE = 32
+EVALUATED_AT_ONCE = 32
 LEAF_CANDIDATES = 32
 # Boxes whose knobs span no more than this ratio in all are bounded closely; in wider ones that shows little.
 NARROW_RATIO = 4.0
@@ -41,10 +42,14 @@ SEED_POINTS = 7
 
 @dataclass(slots=True)
 class _PolicySearch:
-    """One policy's space, incumbent and counts."""
+    """One policy's space, incumbent and counts.
+
+    `whole_leaves`: small boxes are evaluated as they are, since candidates have no closer bounds.
+    """
 
     space: PolicySpace
     tally: Tally
+    whole_leaves: bool = False
     best: Best | None = None
     num_evaluations: int = 0
     seen: set[tuple[int, int, int]] = field(default_factory=set)
@@ -91,6 +96,7 @@ class _Search:
             near = np.flatnonzero(alive & ~wide)
             if len(near):
                 refined = self.refine_boxes(space.choices, mine[near, 1], batches[near], extents[near])
+                self.policies[policy].whole_leaves = refined is None
                 if refined is not None:
                     closer, alive[near] = self._scores(policy, refined)
                     score[near] = np.minimum(score[near], closer)
@@ -146,22 +152,26 @@ class _Search:
 
     def pop(self) -> IntArray:
         popped: list[tuple[int, ...]] = []
-        singles = 0
-        while self.heap and len(popped) < BOXES_AT_ONCE and singles < CANDIDATES_AT_ONCE:
+        evaluated = 0
+        while self.heap and len(popped) < BOXES_AT_ONCE and evaluated < EVALUATED_AT_ONCE:
             negative, _, box = heapq.heappop(self.heap)
             if -negative * self.slack > self.incumbent(box[0]):
                 popped.append(box)
-                singles += box[2] == box[3] and box[4] == box[5]
+                evaluated += self.is_evaluated(box)
         return np.asarray(popped, dtype=np.int64).reshape(-1, 6)
+
+    def is_evaluated(self, box: Sequence[int]) -> bool:
+        """Whether a box is small enough to look at all its candidates."""
+        size = _size(box)
+        return size == 1 or (size <= LEAF_CANDIDATES and self.policies[box[0]].whole_leaves)
 
     def run(self) -> None:
         while len(boxes := self.pop()):
-            sizes = (boxes[:, 3] - boxes[:, 2] + 1) * (boxes[:, 5] - boxes[:, 4] + 1)
-            self._evaluate_candidates(boxes[sizes == 1])
-            small = boxes[(sizes > 1) & (sizes <= LEAF_CANDIDATES)]
-            parts = [_candidates(small)] if len(small) else []
-            parts += [self._split(boxes[sizes > LEAF_CANDIDATES])] if (sizes > LEAF_CANDIDATES).any() else []
-            if parts:
+            evaluated = np.asarray([self.is_evaluated(box) for box in boxes.tolist()])
+            self._evaluate_candidates(_candidates(boxes[evaluated]))
+            small = np.asarray([_size(box) <= LEAF_CANDIDATES for box in boxes.tolist()])
+            parts = [_candidates(boxes[small & ~evaluated]), self._split(boxes[~small])]
+            if sum(map(len, parts)):
                 self.push(np.concatenate(parts))
 
     def _evaluate_candidates(self, cells: IntArray) -> None:
@@ -173,7 +183,7 @@ class _Search:
 
     def _split(self, boxes: IntArray) -> IntArray:
         """Halves along the side that spans the greater ratio; costs change with ratios, not differences."""
-        halves = []
+        halves = [boxes[:0]]
         for policy in np.unique(boxes[:, 0]).tolist():
             mine = boxes[boxes[:, 0] == policy]
             space = self.policies[policy].space
@@ -193,9 +203,14 @@ class _Search:
         return np.concatenate(halves)
 
 
+def _size(box: Sequence[int]) -> int:
+    """Number of a box's candidates."""
+    return (box[3] - box[2] + 1) * (box[5] - box[4] + 1)
+
+
 def _candidates(boxes: IntArray) -> IntArray:
-    """Every candidate of the boxes as a box of its own."""
-    cells = []
+    """Every candidate of the boxes (n, 6) as a box of its own."""
+    cells = [boxes[:0]]
     for policy, choice, b0, b1, e0, e1 in boxes.tolist():
         batch, extent = (m.ravel() for m in np.meshgrid(np.arange(b0, b1 + 1), np.arange(e0, e1 + 1)))
         head = np.full_like(batch, policy), np.full_like(batch, choice)
