@@ -23,6 +23,7 @@ from exegpt.config_help import all_keys, explain, unknown_key
 from exegpt.errors import ConfigError
 from exegpt.hf_config import read_hf_config
 from exegpt.settings import (
+    DEFAULT_FRONTIER_BOUNDS,
     ClusterSettings,
     Job,
     NormalLengths,
@@ -254,6 +255,7 @@ def _solver(values: schemas.SolverSchema) -> SolverSettings:
         partial_tp=values.partial_tp,
         confidence=values.confidence,
         drift_margin=values.drift_margin,
+        pareto=_pareto(values.pareto),
     )
 
 
@@ -270,6 +272,18 @@ def _policies(value: Any) -> tuple[Policy, ...]:
         if not isinstance(name, str) or name not in Policy.__members__:
             raise ConfigError(f"solver.policies={value}: {name} is no policy; allowed are {allowed}")
     return tuple(Policy[name] for name in value)
+
+
+def _pareto(value: Any) -> int | None:
+    """A number of bounds; typed here because the schema cannot say "integer or boolean"."""
+    if value is None or isinstance(value, bool):
+        return DEFAULT_FRONTIER_BOUNDS if value else None
+    if not isinstance(value, int):
+        raise ConfigError(
+            f"solver.pareto={value}: expected a number of latency bounds, true "
+            f"({DEFAULT_FRONTIER_BOUNDS} of them), or null for no frontier"
+        )
+    return value
 
 
 def _integers(values: list[int] | None) -> tuple[int, ...] | None:

@@ -121,7 +121,10 @@ class BoundSchema:
 
 @dataclass(kw_only=True, slots=True)
 class SolverSchema:
-    """Group `solver`: policies and ranges of the search. `policies` is a list of names, or `all`."""
+    """Group `solver`: policies and ranges of the search.
+
+    `policies` is a list of names, or `all`; `pareto` a number of bounds, a boolean or null.
+    """
 
     name: SolverName = SolverName.branch_and_bound
     policies: Any = MISSING
@@ -134,6 +137,7 @@ class SolverSchema:
     partial_tp: bool | None = None
     confidence: float | None = None
     drift_margin: float = 0.0
+    pareto: Any = None
 
 
 @dataclass(kw_only=True, slots=True)

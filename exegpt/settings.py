@@ -15,6 +15,9 @@ from pathlib import Path
 from exegpt.errors import ConfigError
 from exegpt.specs import BoundSpec, Counting, ModelSpec, Policy
 
+# Bounds of `solver.pareto=true`: a plot's worth of points, each a search of about a second.
+DEFAULT_FRONTIER_BOUNDS = 24
+
 
 class Command(Enum):
     """What one start of the program does."""
@@ -245,6 +248,8 @@ class SolverSettings:
         Probability with which the bound's query is to meet `bound.latency_s`; None plans for its mean.
     drift_margin : float
         Share by which mean and deviation of the output lengths may be off with all bounds still met.
+    pareto : int, optional
+        Latency bounds that the frontier of throughput and latency is found with; None: no frontier.
     """
 
     name: SolverName = SolverName.branch_and_bound
@@ -258,6 +263,7 @@ class SolverSettings:
     partial_tp: bool | None = None
     confidence: float | None = None
     drift_margin: float = 0.0
+    pareto: int | None = None
 
     def __post_init__(self) -> None:
         allowed = [policy.value for policy in Policy]
@@ -281,6 +287,13 @@ class SolverSettings:
             )
         if not 0 <= self.drift_margin < 1:
             raise ConfigError(f"solver.drift_margin={self.drift_margin}: must lie in [0, 1); 0 is none")
+        if self.pareto is not None:
+            _at_least("solver.pareto", self.pareto, 2)
+            if self.name is not SolverName.branch_and_bound:
+                raise ConfigError(
+                    f"solver.pareto={self.pareto}: every point is proven by branch and bound, but "
+                    f"solver.name={self.name.value}; choose solver=branch_and_bound, or set it to null"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,6 +440,11 @@ class Job:
             "schedule": (self.schedule, (Command.simulate, Command.run), "a schedule.yaml of command=solve"),
             "gather.dir": (self.gather_dir, (Command.gather,), "the directory of a sweep"),
         }
+        if self.solver.pareto is not None and self.command is not Command.solve:
+            raise ConfigError(
+                f"solver.pareto={self.solver.pareto} is read by command=solve only, but "
+                f"command={self.command.value}"
+            )
         for key, (value, commands, meaning) in readers.items():
             if self.command in commands and value is None:
                 raise ConfigError(f"{key} is null: command={self.command.value} needs {meaning}")

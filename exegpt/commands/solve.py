@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from exegpt.commands.context import REPORT_FILE, SCHEDULE_FILE, Context
+from exegpt.commands.pareto import add_frontier
 from exegpt.commands.profile import load_profile, profile_record
 from exegpt.errors import CapacityError, ConfigError
 from exegpt.profiler.provenance import provenance_of, provenance_summary
 from exegpt.profiler.table import ProfileTable
 from exegpt.report.html import write_report
-from exegpt.report.tables import solution_table
+from exegpt.report.tables import frontier_table, solution_table
 from exegpt.runner.progress import step_progress
 from exegpt.schedule import Schedule, write_schedule
 from exegpt.scheduler.solve import BASELINES, Problem
@@ -92,11 +93,11 @@ def make_problem(context: Context, table: ProfileTable) -> Problem:
     )
 
 
-def find_schedule(context: Context, table: ProfileTable) -> tuple[Schedule | None, dict[str, Any]]:
+def find_schedule(context: Context, problem: Problem) -> tuple[Schedule | None, dict[str, Any]]:
     """Solve; the schedule (written to schedule.yaml), or None, and the `solve` record."""
     try:
         with step_progress("searching") as report:
-            solution = search(make_problem(context, table), report=report, beside=True)
+            solution = search(problem, report=report, beside=True)
     except CapacityError as error:
         # The model fits nowhere: an answer, not a fault.
         return None, {"status": "infeasible", "reason": str(error), "policies": {}, "baselines": {}}
@@ -104,8 +105,8 @@ def find_schedule(context: Context, table: ProfileTable) -> tuple[Schedule | Non
     if schedule is not None:
         write_schedule(schedule, context.output_dir / SCHEDULE_FILE)
     record = solution.record()
-    notes = [*record.get("notes", ()), *provenance_summary(table)]
-    return schedule, {**record, "notes": notes, "provenance": provenance_of(table)}
+    notes = [*record.get("notes", ()), *provenance_summary(problem.profile)]
+    return schedule, {**record, "notes": notes, "provenance": provenance_of(problem.profile)}
 
 
 def solve(context: Context) -> None:
@@ -114,9 +115,13 @@ def solve(context: Context) -> None:
     started = time.perf_counter()
     table, path = load_profile(context)
     sections = {"profile": profile_record(table, path, time.perf_counter() - started)}
-    _, record = find_schedule(context, table)
+    problem = make_problem(context, table)
+    _, record = find_schedule(context, problem)
+    if context.job.solver.pareto is not None:
+        record = add_frontier(context, problem, record)
     result = context.write(record["status"], {**context.describe(), **sections, "solve": record})
     solution_table(record, context.console)
+    frontier_table(record, context.console)
     write_report(
         context.output_dir / REPORT_FILE,
         result,

@@ -7,7 +7,7 @@ import time
 from exegpt.commands.context import REPORT_FILE, Context
 from exegpt.commands.profile import load_profile, profile_record
 from exegpt.commands.run import execute, run_schedule
-from exegpt.commands.solve import find_schedule
+from exegpt.commands.solve import find_schedule, make_problem
 from exegpt.report.html import write_report
 from exegpt.report.tables import solution_table
 
@@ -19,7 +19,7 @@ def up(context: Context) -> None:
     started = time.perf_counter()
     table, path = load_profile(context)
     sections = {"profile": profile_record(table, path, time.perf_counter() - started)}
-    schedule, sections["solve"] = find_schedule(context, table)
+    schedule, sections["solve"] = find_schedule(context, make_problem(context, table))
     solution_table(sections["solve"], context.console)
     if schedule is None:
         result = context.write("infeasible", {**context.describe(), **sections})

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from exegpt.events import RequestRecord, StageEvent
+from exegpt.report import frontier_rows as frontier
 from exegpt.report import plots, rows
 from exegpt.report import solution_rows as solution
+from exegpt.report.pareto import frontier_plot
 from exegpt.report.result_file import plain, write_text
 from exegpt.report.spread import MIN_CYCLES
 from exegpt.report.summary import is_complete
@@ -139,6 +141,12 @@ def _solve(solve: Mapping[str, Any]) -> list[str]:
             '<p class="soft">ratio: chosen throughput over this one\'s</p>',
             _grid(solution.policy_columns(solve), compared),
         ]
+    if solve.get("frontier"):
+        body += [
+            _section("Frontier"),
+            f'<p class="soft">{escape(frontier.frontier_title(solve))}</p>',
+            _grid(frontier.frontier_columns(solve), frontier.frontier_rows(solve)),
+        ]
     return body
 
 
@@ -157,6 +165,10 @@ def _figures(
     compared = [*(solve.get("policies") or {}).values(), *(solve.get("baselines") or {}).values()]
     if any(map(solution.is_feasible, compared)):
         figures.append(("Throughput of policies and baselines, each at its best", plots.throughputs(solve)))
+    if solve.get("frontier"):
+        figures.append(
+            ("Throughput under every latency bound", plots.draw(frontier_plot(solve), height_in=3.6))
+        )
     if events:
         figures.append(("Pipeline in the first cycles (odd micro-batches lighter)", plots.gantt(events)))
         figures.append(("Active pool over time", plots.pool(events, predicted_events, label=label)))
@@ -183,7 +195,7 @@ def _facts(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _grid(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    text = {0, *(place for place, column in enumerate(columns) if column == "knobs")}
+    text = {0, *(place for place, column in enumerate(columns) if column in ("knobs", "policy"))}
 
     def cells(tag: str, values: Sequence[str]) -> str:
         css = ["" if place in text else ' class="number"' for place in range(len(values))]

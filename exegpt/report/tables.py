@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exegpt.report import frontier_rows as frontier
 from exegpt.report import rows
 from exegpt.report import solution_rows as solution
 from exegpt.report import support_rows as reach
@@ -39,6 +40,15 @@ def solution_table(solve: Record, console: Console | None = None) -> None:
             solution.policy_columns(solve),
             compared,
         )
+
+
+def frontier_table(solve: Record, console: Console | None = None) -> None:
+    """Print the frontier of a `solve` record that has one."""
+    if solve.get("frontier") is None:
+        return
+    console = console or Console(width=WIDTH)
+    columns = frontier.frontier_columns(solve)
+    _grid(console, frontier.frontier_title(solve), columns, frontier.frontier_rows(solve), text=("policy",))
 
 
 def run_table(run: Record, console: Console | None = None) -> None:
@@ -122,11 +132,12 @@ def _grid(
     *,
     text_columns: int = 1,
     folding: Sequence[str] = ("knobs",),
+    text: Sequence[str] = (),
 ) -> None:
     console.print(Text(title, style="bold"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
-        is_text = place < text_columns or column in folding
+        is_text = place < text_columns or column in folding or column in text
         table.add_column(
             Text(column),
             justify="left" if is_text else "right",

@@ -80,7 +80,11 @@ def _point_record(best: Best, problem: Problem) -> dict[str, Any]:
 
 
 def find_frontier(
-    problem: Problem, num_bounds: int, *, report: Callable[[int, int], None] | None = None
+    problem: Problem,
+    num_bounds: int,
+    *,
+    also_s: float = math.inf,
+    report: Callable[[int, int], None] | None = None,
 ) -> Frontier:
     """The frontier of a problem's policies together.
 
@@ -90,6 +94,8 @@ def find_frontier(
         Its latency bound is left out; the other bounds, memory and margins hold at every point.
     num_bounds : int
         Most bounds to search; at least 2, which are the least latency and no bound at all.
+    also_s : float
+        A latency bound that is to be among those, where anything is feasible under it.
     report : callable, optional
         Called with (bounds done with, bounds in all).
 
@@ -106,6 +112,8 @@ def find_frontier(
     refinement = Refinement(lambda bound_s: best_of(curve.at(bound_s) for curve in curves.values()))
     fastest = [least_bound_s(curve.fastest) for curve in curves.values() if curve.fastest]
     bounds = [min(fastest), math.inf] if fastest else []
+    if fastest and bounds[0] < also_s < math.inf:
+        bounds.append(also_s)
     while bounds and refinement.num_bounds < num_bounds:
         refinement.add(bounds.pop(0))
         if report is not None:

@@ -14,7 +14,16 @@ import yaml
 
 from exegpt.config_help import all_keys
 from exegpt.schemas import GROUPS
-from exegpt.settings import Arrival, Command, Job, ProfileSource, RunDtype, SolverName, WorkloadKind
+from exegpt.settings import (
+    DEFAULT_FRONTIER_BOUNDS,
+    Arrival,
+    Command,
+    Job,
+    ProfileSource,
+    RunDtype,
+    SolverName,
+    WorkloadKind,
+)
 from exegpt.specs import Counting, ModelFamily, Policy
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -90,7 +99,7 @@ def test_defaults(compose_job: Callable[..., Job]) -> None:
     )
     assert job.solver.counting is Counting.exact
     assert job.solver.num_replicas is job.solver.partial_tp is job.solver.confidence is None
-    assert job.solver.drift_margin == 0
+    assert (job.solver.drift_margin, job.solver.pareto) == (0, None)
     assert (job.profile.path, job.profile.budget_s, job.profile.refresh) == (None, 60, False)
     assert (job.runner.dtype, job.runner.page_size, job.runner.num_probes) == (RunDtype.auto, 16, 0)
     assert (job.runner.sampling.temperature, job.runner.sampling.top_p) == (0, 1)
@@ -237,6 +246,13 @@ def test_values_given_on_the_command_line(compose_job: Callable[..., Job]) -> No
     assert (job.solver.partial_tp, job.solver.confidence, job.solver.drift_margin) == (False, 0.95, 0.1)
     assert (job.runner.dtype, job.runner.ignore_eos) == (RunDtype.bfloat16, True)
     assert (job.workload.arrival, job.workload.rate_per_s) == (Arrival.poisson, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "num_bounds"), [("true", DEFAULT_FRONTIER_BOUNDS), ("2", 2), ("false", None), ("null", None)]
+)
+def test_bounds_of_the_frontier(value: str, num_bounds: int | None, compose_job: Callable[..., Job]) -> None:
+    assert compose_job("command=solve", f"solver.pareto={value}").solver.pareto == num_bounds
 
 
 def test_rope_scaling(compose_job: Callable[..., Job]) -> None:

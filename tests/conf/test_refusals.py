@@ -164,6 +164,10 @@ OUT_OF_RANGE = [
     ("solver.confidence=nan", "solver.confidence=nan: must lie in [0.5, 1)"),
     ("solver.drift_margin=-0.1", "solver.drift_margin=-0.1: must lie in [0, 1); 0 is none"),
     ("solver.drift_margin=1", "solver.drift_margin=1.0: must lie in [0, 1); 0 is none"),
+    ("solver.pareto=1", "solver.pareto=1: must be at least 2"),
+    ("solver.pareto=many", "solver.pareto=many: expected a number of latency bounds, true (24 of them), or"),
+    ("solver.pareto=2.5", "solver.pareto=2.5: expected a number of latency bounds"),
+    ("solver.pareto=true", "solver.pareto=24 is read by command=solve only, but command=up"),
     ("profile.budget_s=0", "profile.budget_s=0.0: must be above 0 s"),
     ("runner.page_size=0", "runner.page_size=0: must be at least 1"),
     ("runner.max_output_tokens=0", "runner.max_output_tokens=0: must be at least 1"),
@@ -206,6 +210,11 @@ def test_lengths_out_of_range(changes: list[str], message: str, compose_job: Cal
     overrides = [f"workload.{change}" for change in changes]
     with pytest.raises(ConfigError, match=re.escape(message)):
         compose_job("workload=translation", *overrides)
+
+
+def test_a_frontier_without_proof_is_refused(compose_job: Callable[..., Job]) -> None:
+    with pytest.raises(ConfigError, match=r"solver\.pareto=24: .* but solver\.name=exhaustive; choose"):
+        compose_job("command=solve", "solver=exhaustive", "solver.pareto=true")
 
 
 @pytest.mark.parametrize("mean", [float("nan"), float("inf")])

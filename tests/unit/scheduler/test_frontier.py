@@ -156,6 +156,18 @@ def test_record_and_progress():
     assert set(record["frontier_search"]["policies"]) == {"RRA", "WAA"}
 
 
+def test_a_bound_of_the_users_is_among_the_points():
+    problem = small_problem(0)
+    free = find_frontier(problem, 3)
+    # A bound that halving does not come to.
+    bound_s = free.points[0].best.latency_s * 1.37
+    frontier = find_frontier(problem, 3, also_s=bound_s)
+    best = solve(replace(problem, bound=BoundSpec(latency_s=bound_s))).best
+    under = [p for p in frontier.points if p.best.latency_s <= bound_s <= p.bound_s]
+    assert [p.best.throughput_per_s for p in under] == [pytest.approx(best.throughput_per_s, rel=1e-12)]
+    assert find_frontier(problem, 3, also_s=1e-9).points == free.points
+
+
 def test_nothing_under_any_bound_is_an_empty_frontier():
     frontier = find_frontier(small_problem(0, bound=BoundSpec(ttft_s=1e-9)), 5)
     assert (frontier.points, frontier.gap, frontier.num_bounds) == ((), 0.0, 0)
