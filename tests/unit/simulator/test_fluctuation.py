@@ -7,10 +7,9 @@ import synthetic
 from exegpt.errors import ConfigError
 from exegpt.policies.rra import RRA
 from exegpt.simulator.choice import Choice
+from exegpt.simulator.cohorts import Slopes, cohort_spread_s
 from exegpt.simulator.costs import StageCosts, stage_shapes
 from exegpt.simulator.fluctuation import (
-    Slopes,
-    cohort_spread_s,
     latency_spread,
     latency_std_s,
     stationary_spread,
@@ -46,10 +45,11 @@ def test_cohorts_by_enumeration(n_d, percentile):
     serving = SteadyState(MODEL, PROFILES["plain"], PAIRS, length_percentile=percentile)
     ages = serving.completion.max_iterations
     rng = np.random.default_rng(n_d)
-    by_iteration = rng.random((2, n_d))
+    by_iteration = rng.random((3, n_d))
     slopes = Slopes(
         query_s=by_iteration[:1, np.arange(ages) % n_d],
-        context_s=by_iteration[1:, np.arange(ages) % n_d],
+        context_s=by_iteration[1:2, np.arange(ages) % n_d],
+        input_s=by_iteration[2:, np.arange(ages) % n_d],
         prompt_s=np.array([0.7]),
         square_s=np.array([0.0]),
     )
@@ -62,8 +62,8 @@ def test_cohorts_by_enumeration(n_d, percentile):
         for t in range(ends):
             age = t - cohort * n_d
             if 0 <= age < output_tokens - 1:
-                q, c = by_iteration[:, t % n_d]
-                total += q + c * (input_tokens + 1 + age)
+                q, c, i = by_iteration[:, t % n_d]
+                total += q + c * (1 + age) + i * input_tokens
         return total
 
     variance = 0.0
@@ -83,6 +83,16 @@ def test_fixed_lengths_do_not_vary():
     # Differences of sums of squares leave rounding.
     assert spread.std_s == pytest.approx(0, abs=1e-6)
     assert spread.shift_s == pytest.approx(0, abs=1e-9)
+
+
+def test_outputs_of_one_token_vary_with_the_prompts_encoded_together():
+    lengths = independent(S.input_pmf, fixed_pmf(1))
+    spread = latency_spread(
+        SteadyState(MODEL, PROFILES["plain"], lengths), rra(), np.array([1, 5]), np.array([1, 1])
+    )
+    # Alone a query is encoded amid nobody; its own prompt is fixed.
+    assert spread.std_s[0] == 0
+    assert spread.std_s[1] > 0
 
 
 def test_spread_is_relatively_smaller_in_larger_batches():
