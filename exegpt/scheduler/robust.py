@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
@@ -18,11 +19,10 @@ from exegpt.errors import ConfigError
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import SIDED_POLICIES
 from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray, constraint_values
-from exegpt.simulator.fluctuation import latency_spread, stationary_spread
+from exegpt.simulator.fluctuation import Spread, latency_spread, sides_spread, slots_spread
+from exegpt.simulator.slots import WindowWork, window_work
 from exegpt.simulator.steady import SteadyState
 from exegpt.specs import Policy
-
-_STATIONARY = (*SIDED_POLICIES, Policy.ITERATION, Policy.CHUNKED)
 
 
 class RobustState:
@@ -62,18 +62,22 @@ class RobustState:
         return replace(e, worst=worst)
 
     def _margin_s(self, choice: Choice, batch: IntArray, extent: IntArray, e: Estimates) -> FloatArray:
-        if choice.policy in _STATIONARY:
-            pool = np.where(np.isfinite(e.decode_batch_size), e.decode_batch_size, 0.0)
-            spread = stationary_spread(
-                self.steady,
-                choice.decode_stages,
-                choice.num_micro_batches,
-                pool / choice.num_decode_instances,
-            )
-        else:
-            spread = latency_spread(self.steady, choice, batch, extent)
         # Never below the mean: the bounds of boxes are bounds of the mean.
-        return np.maximum(spread.at(self.sigmas), 0.0)
+        return np.maximum(self._spread(choice, batch, extent, e).at(self.sigmas), 0.0)
+
+    def _spread(self, choice: Choice, batch: IntArray, extent: IntArray, e: Estimates) -> Spread:
+        if choice.policy in SIDED_POLICIES:
+            pool = np.where(np.isfinite(e.decode_batch_size), e.decode_batch_size, 0.0)
+            return sides_spread(self.steady, choice, pool / choice.num_decode_instances)
+        if choice.policy in (Policy.ITERATION, Policy.CHUNKED):
+            return slots_spread(self.steady, choice, e, self._slot_work)
+        return latency_spread(self.steady, choice, batch, extent)
+
+    @cached_property
+    def _slot_work(self) -> WindowWork:
+        """Of one slot while the bound's query holds another."""
+        steady = self.steady
+        return window_work(steady, steady.completion.iterations_of(steady.bound_output_tokens) + 1)
 
     def bounds(
         self, choices: Sequence[Choice], which: IntArray, batches: IntArray, extents: IntArray

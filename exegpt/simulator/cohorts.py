@@ -38,12 +38,13 @@ class Slopes:
 
 
 def cohort_spread_s(
-    serving: Serving, slopes: Slopes, batch: FloatArray, n_d: int
+    serving: Serving, slopes: Slopes, batch: FloatArray, n_d: int, dispersion: float = 0.0
 ) -> tuple[FloatArray, FloatArray]:
     """Shift and deviation from cohorts of `batch` queries that enter every `n_d` iterations; shape (n,).
 
     Cohort c enters c cycles after the bound's query; from 0 on it is also encoded in that time. Each one's
-    mean of X and X^2 are differences of running sums over D, so a cohort costs a few look-ups.
+    mean of X and X^2 are differences of running sums over D, so a cohort costs a few look-ups. `dispersion`
+    is the variance of a cohort's number over its mean.
     """
     ends = serving.completion.iterations_of(serving.bound_output_tokens)
     longest = serving.completion.max_iterations
@@ -60,7 +61,8 @@ def cohort_spread_s(
     others = np.repeat(batch[:, None], len(cohort), axis=1)
     others[:, -first] = np.maximum(batch - 1, 0)
     residual = encoded * (slopes.square_s**2 * square_residual(serving))[:, None]
-    variance = (others * (np.maximum(square - mean**2, 0.0) + residual)).sum(-1)
+    each = np.maximum(square - mean**2, 0.0) + dispersion * mean**2 + residual
+    variance = (others * each).sum(-1)
     return shift, np.sqrt(variance)
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from exegpt.errors import ConfigError
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import Stage
-from exegpt.simulator.choice import Choice, IntArray
+from exegpt.simulator.choice import Choice, Estimates, IntArray
 from exegpt.simulator.cohorts import Slopes, cohort_spread_s, square_per_token, square_residual
 from exegpt.simulator.pipeline import period_s, phase_s
 from exegpt.simulator.serving import Serving
+from exegpt.simulator.slots import WindowWork
 from exegpt.specs import Policy
 
 # Step of the finite differences as a share of the mean: wide enough to cross the cells of a profile,
@@ -134,21 +135,23 @@ def _rra_spread(serving: Serving, choice: Choice, batch: FloatArray, iterations:
     return _spread(shift, std)
 
 
-def stationary_spread(
-    serving: Serving,
-    stages: tuple[Stage, ...],
-    num_micro_batches: int,
-    pool: FloatArray,
-) -> Spread:
+def sides_spread(serving: Serving, choice: Choice, pool: FloatArray) -> Spread:
     """How the decode time of the bound's query lies around that amid a stationary mean pool.
 
-    For policies whose decode pool is fed at every iteration (WAA, DISAGGREGATED): in each, as many
-    queries enter as leave on average. Encoding is not in it.
+    For policies whose decode pool has GPUs of its own and is fed at every iteration (WAA, DISAGGREGATED): in
+    each, as many queries enter as leave on average. Encoding is not in it.
 
     Parameters
     ----------
     pool : float array, shape (n,)
-        Mean queries that decode.
+        Mean queries that decode in one instance of the decode pipeline.
+
+    Notes
+    -----
+    WAA composes encode batches of nearly equal work, so queries come evenly. DISAGGREGATED encodes first
+    come first served: batches of equal numbers take times that vary as the sum of their prompts' encode
+    times, so the number that comes in a given time has the squared coefficient of variation of one prompt's
+    encode time as its index of dispersion (renewal theory).
     """
     completion = serving.completion
     if completion.mean_iterations == 0:
@@ -156,11 +159,95 @@ def stationary_spread(
     entering = pool / completion.mean_iterations
     tokens = [entering * of(1)[0] for of in (completion.context_per_query, completion.inputs_per_query)]
     with np.errstate(invalid="ignore"):
-        slopes = _decode_slopes(serving, stages, num_micro_batches, np.stack([pool, *tokens]))
+        stages, m = choice.decode_stages, choice.num_micro_batches
+        slopes = _decode_slopes(serving, stages, m, np.stack([pool, *tokens]))
         query_s, context_s, input_s = (_by_age(serving, slope[:, None]) for slope in slopes)
         zero = np.zeros_like(pool)
         found = Slopes(query_s=query_s, context_s=context_s, input_s=input_s, prompt_s=zero, square_s=zero)
-        return _spread(*cohort_spread_s(serving, found, entering, 1))
+        dispersion = 0.0
+        if choice.policy is Policy.DISAGGREGATED:
+            prompt = _Prompt.of(serving, choice.encode_stages)
+            variance = (prompt.token_s * serving.lengths.std_input) ** 2
+            variance += prompt.square_s**2 * square_residual(serving)
+            dispersion = variance / prompt.whole_s**2
+        return _spread(*cohort_spread_s(serving, found, entering, 1, dispersion))
+
+
+def slots_spread(serving: Serving, choice: Choice, e: Estimates, work: WindowWork) -> Spread:
+    """How the latency of the bound's query lies around the closed form under continuous batching.
+
+    For ITERATION and CHUNKED, whose slots are taken by new queries at once.
+
+    Parameters
+    ----------
+    e : Estimates
+        The closed form's, of the same candidates.
+    work : WindowWork
+        Of one slot in as many turns as the bound's query holds its own.
+
+    Notes
+    -----
+    What a joining query costs is what turns take longer than if nobody joined, shared by those that join. Of
+    that a prompt's tokens make up the share that they have in encoding it by itself, and all of it where
+    it is split among passes that are there anyway (CHUNKED). While the bound's query decodes, its own slot
+    brings its own context instead of a mean one. CHUNKED's line is not in it: a query joins in one turn.
+    """
+    completion, m = serving.completion, choice.num_micro_batches
+    alive, tokens, _ = completion.token_tails
+    total = float(alive.sum()) or 1.0
+    mean_context = float(tokens.sum()) / total
+    mean_inputs = mean_context - 1 - float(alive @ np.arange(len(alive))) / total
+    # Beyond the profile a turn takes for ever.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        joining = e.throughput_per_s / choice.num_replicas * e.cycle_s
+        slots = joining * (completion.mean_iterations + 1)
+        pools = np.stack([slots, slots * mean_context, slots * mean_inputs])
+        context_s = _decode_slopes(serving, choice.stages, m, pools)[1]
+        calm_s = period_s(serving.decode_s(choice.stages, *(pools / m)), m)
+        joining_s = np.maximum(e.cycle_s - calm_s, 0.0) / joining
+        prompt = _Prompt.of(serving, choice.stages)
+        part = joining_s / (prompt.varying_s if choice.policy is Policy.CHUNKED else prompt.whole_s)
+        prompt_s, square_s = part * prompt.token_s, part * prompt.square_s
+        # In its first turn a query attends to nothing yet.
+        query_s = joining_s - prompt_s * serving.mean_input + context_s * mean_context
+        slope = np.stack([query_s, prompt_s, context_s], axis=-1)
+        variance = np.einsum("ni,ij,nj->n", slope, work.covariance, slope)
+        variance = np.maximum(variance, 0.0) + work.mean[0] * square_s**2 * square_residual(serving)
+        ends = completion.iterations_of(serving.bound_output_tokens)
+        own = ends * (serving.mean_input + (ends + 1) / 2 - mean_context)
+        return _spread(context_s * own, np.sqrt(np.maximum(slots - 1, 0.0) * variance))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What one mean prompt costs to encode, summed over the stages, s.
+
+    `token_s` is per token, with what its square costs on average in it, `square_s` per squared token beside
+    that; `varying_s` is what all tokens make up of the `whole_s`.
+    """
+
+    token_s: float
+    square_s: float
+    varying_s: float
+    whole_s: float
+
+    @classmethod
+    def of(cls, serving: Serving, stages: tuple[Stage, ...]) -> _Prompt:
+        costs, mean, rms = serving.costs(stages), serving.mean_input, serving.rms_input
+        up, down = 1 + STEP, 1 - STEP
+
+        def time(tokens: float, rms: float) -> float:
+            return float(costs.encode_s(1.0, tokens, rms).sum())
+
+        by_token = (time(mean * up, rms) - time(mean * down, rms)) / (2 * STEP * mean)
+        widest, narrow = min(rms * up**0.5, serving.lengths.max_input), rms * down**0.5
+        by_square = (time(mean, widest) - time(mean, narrow)) / (widest**2 - narrow**2)
+        return cls(
+            token_s=by_token + by_square * square_per_token(serving),
+            square_s=by_square,
+            varying_s=by_token * mean + by_square * rms**2,
+            whole_s=time(mean, rms),
+        )
 
 
 def _by_age(serving: Serving, by_iteration: FloatArray) -> FloatArray:

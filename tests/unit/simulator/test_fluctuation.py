@@ -12,7 +12,7 @@ from exegpt.simulator.costs import StageCosts, stage_shapes
 from exegpt.simulator.fluctuation import (
     latency_spread,
     latency_std_s,
-    stationary_spread,
+    sides_spread,
 )
 from exegpt.simulator.placement import make_stages
 from exegpt.simulator.replay import replay
@@ -126,7 +126,8 @@ def test_stationary_pool_is_rra_with_one_iteration_a_cycle():
     serving = SteadyState(MODEL, PROFILES["plain"], independent(fixed_pmf(256), S.output_pmf))
     # Prompts of one length: encoding has no variance, so the two differ only in the own cohort's size.
     pool = np.array([4 * serving.completion.mean_iterations])
-    found = stationary_spread(serving, make_stages((8,), 1), 1, pool)
+    waa = Choice(policy=Policy.WAA, stages=make_stages((8,), 1), num_micro_batches=1)
+    found = sides_spread(serving, waa, pool)
     expected = latency_spread(serving, rra(), np.array([4]), np.array([1]))
     assert found.std_s == pytest.approx(expected.std_s, rel=1e-9)
 
