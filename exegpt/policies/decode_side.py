@@ -6,7 +6,7 @@ room must be there when its K/V arrives; it decodes from the iteration boundary 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from exegpt.policies.base import Query
@@ -14,8 +14,11 @@ from exegpt.policies.base import Query
 
 @dataclass(slots=True)
 class _Row:
+    """A query that holds pages; `context` are the tokens that its next decode iteration attends to."""
+
     query: Query
     order: int
+    context: int
     generated: int = 0
 
 
@@ -62,9 +65,12 @@ class DecodeSide:
 
     def pages_for(self, query: Query, generated: int = 0) -> int:
         """Pages through the iteration after `generated` tokens, or through the first one."""
-        # The last token of a query is never cached.
-        tokens = min(max(generated, 1), query.max_output_tokens - 1 + self._start_token)
+        tokens = min(max(generated, 1), self._most_cached(query))
         return -(-(query.input_tokens + tokens) // self.page_size)
+
+    def _most_cached(self, query: Query) -> int:
+        # The last token of a query is never cached.
+        return query.max_output_tokens - 1 + self._start_token
 
     def most_pages(self, query: Query) -> int:
         """Pages that the query can come to hold."""
@@ -82,7 +88,7 @@ class DecodeSide:
 
     def take(self, query: Query) -> None:
         """Reserve pages for a query whose encoding begins."""
-        self._rows[query.id] = _Row(query, self._num_taken)
+        self._rows[query.id] = _Row(query, self._num_taken, query.input_tokens + self._start_token)
         self._num_taken += 1
         self._pages_held += self.pages_for(query)
 
@@ -92,15 +98,23 @@ class DecodeSide:
 
     def context_tokens(self, query_id: int) -> int:
         """Tokens that the query's next decode iteration attends to, the new one included."""
-        row = self._rows[query_id]
-        return row.query.input_tokens + row.generated + self._start_token
+        return self._rows[query_id].context
+
+    def summed_context(self, query_ids: Sequence[int]) -> int:
+        """`context_tokens` of queries, summed."""
+        rows = self._rows
+        return sum([rows[i].context for i in query_ids])
 
     def receive(self, query_id: int) -> None:
         """Count a token."""
         row = self._rows[query_id]
-        before = self.pages_for(row.query, row.generated)
-        row.generated += 1
-        self._pages_held += self.pages_for(row.query, row.generated) - before
+        query, cached = row.query, row.generated + 1
+        row.generated = cached
+        row.context += 1
+        # As `pages_for`: one more where the token opens a page; the first one has its room from the start.
+        opens = (query.input_tokens + cached - 1) % self.page_size == 0
+        if opens and 1 < cached <= self._most_cached(query):
+            self._pages_held += 1
 
     def leave(self, query_id: int) -> None:
         """A query has ended: its pages are free."""
@@ -123,7 +137,9 @@ class DecodeSide:
         list of Query
             To be encoded again with what they had generated, first encoded last.
         """
-        dropped = []
+        dropped: list[Query] = []
+        if self._pages_held <= self.num_pages:
+            return dropped
         by_order = sorted(self.members[micro_batch], key=lambda i: self._rows[i].order)
         while by_order and self._pages_held > self.num_pages:
             row = self._rows[by_order.pop()]

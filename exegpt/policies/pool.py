@@ -7,6 +7,7 @@ what stage 0 has received: a token that is still in the pipeline has not been co
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -16,9 +17,12 @@ from exegpt.policies.base import Query, Step
 
 @dataclass(slots=True)
 class _Row:
+    """A query in the pool; `context` are the tokens that its next decode iteration attends to."""
+
     query: Query
     micro_batch: int
     order: int
+    context: int
     generated: int = 0
     finished: bool = False
     left_to_encode: int = 0
@@ -32,9 +36,13 @@ class Pool:
     num_micro_batches : int
     num_pages, page_size : int
         K/V pages per layer, and tokens per page; every stage has as many.
+    first_token_at_encoding : bool
+        Whether encoding yields a token; without it decoding starts with a start token.
     """
 
-    def __init__(self, *, num_micro_batches: int, num_pages: int, page_size: int) -> None:
+    def __init__(
+        self, *, num_micro_batches: int, num_pages: int, page_size: int, first_token_at_encoding: bool = True
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.members: list[list[int]] = [[] for _ in range(num_micro_batches)]
@@ -42,6 +50,11 @@ class Pool:
         self._rows: dict[int, _Row] = {}
         self._num_encoded = 0
         self._keep_finished = False
+        # Rows per micro-batch that are finished and have not left.
+        self._num_finished = [0] * num_micro_batches
+        self._start_token = 0 if first_token_at_encoding else 1
+        # Pages of all active queries through their next iteration.
+        self._pages_next = 0
 
     @property
     def waiting(self) -> deque[Query]:
@@ -71,9 +84,13 @@ class Pool:
         return -(-tokens // self.page_size)
 
     def _pages_after(self, query: Query, generated: int, decode_iterations: int) -> int:
-        # The last token of a query is never cached; iteration u caches what iteration u - 1 yielded.
-        tokens = min(generated + decode_iterations, max(query.max_output_tokens - 1, 0))
+        tokens = min(generated + decode_iterations, self._most_cached(query))
         return self._pages(query.input_tokens + tokens)
+
+    def _most_cached(self, query: Query) -> int:
+        # The last token of a query is never cached; iteration u caches what iteration u - 1 yielded, the
+        # first one the start token if there is one.
+        return max(query.max_output_tokens - 1, 0) + self._start_token
 
     def arrive(self, query: Query) -> None:
         """Append to the queue.
@@ -83,7 +100,7 @@ class Pool:
         CapacityError
             If the query could not be served even alone.
         """
-        needed = self._pages_after(query, 0, query.max_output_tokens)
+        needed = self._pages(query.input_tokens + self._most_cached(query))
         if needed > self.num_pages:
             raise CapacityError(
                 f"request {query.id}: {query.input_tokens} input and up to {query.max_output_tokens} "
@@ -94,8 +111,11 @@ class Pool:
 
     def admissible(self, decode_iterations: int, most: int | None = None) -> int:
         """See `View.admissible`."""
-        rows = self._rows.values()
-        free = self.num_pages - sum(self._pages_after(r.query, r.generated, decode_iterations) for r in rows)
+        held = self._pages_next
+        if decode_iterations != 1:
+            rows = self._rows.values()
+            held = sum([self._pages_after(r.query, r.generated, decode_iterations) for r in rows])
+        free = self.num_pages - held
         if free < 0:
             return -1
         count = 0
@@ -159,20 +179,29 @@ class Pool:
             self._waiting.popleft()
         for index, ids in enumerate(step.encode):
             for query_id in ids:
-                left = 0 if step.chunks is None else found[query_id].input_tokens
-                self._rows[query_id] = _Row(found[query_id], index, self._num_encoded, left_to_encode=left)
+                query = found[query_id]
+                left = 0 if step.chunks is None else query.input_tokens
+                context = query.input_tokens + self._start_token
+                self._rows[query_id] = _Row(query, index, self._num_encoded, context, left_to_encode=left)
                 self._num_encoded += 1
+                self._pages_next += self._pages_after(query, 0, 1)
                 self.members[index].append(query_id)
 
     def _leave(self, query_id: int) -> _Row:
         row = self._rows.pop(query_id)
         self.members[row.micro_batch].remove(query_id)
+        self._num_finished[row.micro_batch] -= row.finished
+        self._pages_next -= self._pages_after(row.query, row.generated, 1)
         return row
 
     def context_tokens(self, query_id: int) -> int:
         """Tokens that the query's next decode iteration attends to, the new one included."""
-        row = self._rows[query_id]
-        return row.query.input_tokens + row.generated
+        return self._rows[query_id].context
+
+    def summed_context(self, query_ids: Sequence[int]) -> int:
+        """`context_tokens` of queries, summed."""
+        rows = self._rows
+        return sum([rows[i].context for i in query_ids])
 
     def input_tokens(self, query_id: int) -> int:
         """Prompt tokens of an active query; after it was put back, with what it had generated."""
@@ -182,20 +211,31 @@ class Pool:
         """Count a received token; say whether it belongs to the answer (a finished row's does not)."""
         row = self._rows[query_id]
         row.generated += 1
-        counts = not row.finished
-        row.finished = row.finished or finished
-        return counts
+        row.context += 1
+        cached = row.generated + 1
+        query = row.query
+        # As `_pages_after` of the next iteration: one more where its token opens a page.
+        if (query.input_tokens + row.generated) % self.page_size == 0 and cached <= self._most_cached(query):
+            self._pages_next += 1
+        if row.finished:
+            return False
+        if finished:
+            row.finished = True
+            self._num_finished[row.micro_batch] += 1
+        return True
 
     def compact(self, micro_batch: int) -> list[int]:
         """Let finished queries leave a micro-batch; return those that left.
 
         With `keep_finished` all leave together when the last one has finished.
         """
-        ids = self.members[micro_batch]
-        finished = [i for i in ids if self._rows[i].finished]
-        if not finished or (self._keep_finished and len(finished) < len(ids)):
+        ids, count = self.members[micro_batch], self._num_finished[micro_batch]
+        if not count or (self._keep_finished and count < len(ids)):
             return []
+        finished = [i for i in ids if self._rows[i].finished]
+        self._num_finished[micro_batch] = 0
         self.members[micro_batch] = [i for i in ids if not self._rows[i].finished]
         for query_id in finished:
-            del self._rows[query_id]
+            row = self._rows.pop(query_id)
+            self._pages_next -= self._pages_after(row.query, row.generated, 1)
         return finished

@@ -92,20 +92,27 @@ class Grid:
         ProfileRangeError
             If the point lies outside the table.
         """
-        for point, axis, name in zip(points, self.axes, self.axis_names, strict=True):
-            if not 0 <= point <= axis[-1]:
-                raise ProfileRangeError(
-                    f"{name}={point:g} is outside 0..{axis[-1]:g}, the range profiled for {self.name}. "
-                    "Profile further (profile.budget_s) or ask for less."
-                )
-        if len(self.axes) == 1:
+        if len(points) == 1:
             first, values = self._lists
+            if not 0 <= points[0] <= first[-1]:
+                raise self._outside(points)
             i, s = _cell(first, points[0])
             return float(values[i] * (1 - s) + values[i + 1] * s)
         first, second, values = self._lists
+        if not (0 <= points[0] <= first[-1] and 0 <= points[1] <= second[-1]):
+            raise self._outside(points)
         i, s = _cell(first, points[0])
         low, high = _along(values[i], second, points[1]), _along(values[i + 1], second, points[1])
         return low * (1 - s) + high * s
+
+    def _outside(self, points: Sequence[float]) -> ProfileRangeError:
+        for point, axis, name in zip(points, self.axes, self.axis_names, strict=True):
+            if not 0 <= point <= axis[-1]:
+                return ProfileRangeError(
+                    f"{name}={point:g} is outside 0..{axis[-1]:g}, the range profiled for {self.name}. "
+                    "Profile further (profile.budget_s) or ask for less."
+                )
+        raise AssertionError(f"{self.name}: {points} lie inside")
 
 
 def _cell(axis: list[float], point: float) -> tuple[int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,10 @@ class StageCosts:
         self.profile = profile
         self.model = model
         self.stages = tuple(stages)
+        # Stages alike take equally long.
+        self.degrees = tuple(sorted({stage.tp_size for stage in self.stages}))
+        self.kinds = tuple(dict.fromkeys(self.stages))
+        self.kind_of_stage = [self.kinds.index(stage) for stage in self.stages]
         self._row_bytes = model.hidden_size * profile.dtype.num_bytes
 
     def encode_s(self, queries: ArrayLike, tokens: ArrayLike, rms_tokens: ArrayLike) -> FloatArray:
@@ -145,16 +149,11 @@ class StageCosts:
 
     def encode_one_s(self, queries: int, tokens: int, rms_tokens: float) -> list[float]:
         """Stage times to encode one micro-batch; raises ProfileRangeError outside the profile."""
-        return [
-            self._one(
-                stage,
-                queries,
-                tokens,
-                _composed_one(self.profile.layers[stage.tp_size].encode_attention, queries, rms_tokens),
-                _ENCODE,
-            )
-            for stage in self.stages
-        ]
+        attention = {
+            tp_size: _composed_one(self.profile.layers[tp_size].encode_attention, queries, rms_tokens)
+            for tp_size in self.degrees
+        }
+        return self._one_s(queries, tokens, attention, _ENCODE)
 
     def decode_one_s(self, queries: int, context_tokens: int, input_tokens: int = 0) -> list[float]:
         """Stage times of one decode iteration of one micro-batch; arguments as of `decode_s`.
@@ -170,26 +169,34 @@ class StageCosts:
             raise ValueError(
                 f"decode_one_s of {self.model.name} needs the input tokens of its {queries} queries"
             )
-        return [
-            self._one(
-                stage,
-                queries,
-                queries,
-                self._decode_attention_one(stage, queries, context_tokens, input_tokens),
-                _DECODE,
-            )
-            for stage in self.stages
-        ]
+        attention = {
+            tp_size: self._decode_attention_one(tp_size, queries, context_tokens, input_tokens)
+            for tp_size in self.degrees
+        }
+        return self._one_s(queries, queries, attention, _DECODE)
 
     def _decode_attention_one(
-        self, stage: StageShape, queries: int, context_tokens: int, input_tokens: int
+        self, tp_size: int, queries: int, context_tokens: int, input_tokens: int
     ) -> float:
-        costs = self.profile.layers[stage.tp_size]
+        costs = self.profile.layers[tp_size]
         if not self.model.is_encoder_decoder:
             return costs.decode_attention.at(queries, context_tokens)
         assert costs.cross_attention is not None
         own = costs.decode_attention.at(queries, context_tokens - input_tokens)
         return own + costs.cross_attention.at(queries, input_tokens)
+
+    def _one_s(
+        self, queries: int, tokens: int, attention_s: Mapping[int, float], phase: _Phase
+    ) -> list[float]:
+        layer = {}
+        for tp_size in self.degrees:
+            costs = self.profile.layers[tp_size]
+            layer[tp_size] = phase.linear(costs).at(tokens) + attention_s[tp_size]
+            if costs.all_reduce is not None:
+                reduced = costs.all_reduce.at(tokens * self._row_bytes)
+                layer[tp_size] += self._num_all_reduces(phase) * reduced
+        times = [self._one(kind, queries, tokens, layer[kind.tp_size], phase) for kind in self.kinds]
+        return [times[kind] for kind in self.kind_of_stage]
 
     def _stages(
         self,
@@ -226,13 +233,10 @@ class StageCosts:
             time = time + self.profile.send.at_or_inf(sent)
         return time
 
-    def _one(self, stage: StageShape, queries: int, tokens: int, attention_s: float, phase: _Phase) -> float:
+    def _one(self, stage: StageShape, queries: int, tokens: int, layer_s: float, phase: _Phase) -> float:
         costs = self.profile.layers[stage.tp_size]
         samples = stage.is_last and self._samples(phase)
-        layer = phase.linear(costs).at(tokens) + attention_s
-        if costs.all_reduce is not None:
-            layer += self._num_all_reduces(phase) * costs.all_reduce.at(tokens * self._row_bytes)
-        time = stage.num_layers * layer + phase.overhead(costs).at(queries)
+        time = stage.num_layers * layer_s + phase.overhead(costs).at(queries)
         if stage.is_first:
             time += costs.embed.at(tokens)
         if samples:

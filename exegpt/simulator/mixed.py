@@ -12,12 +12,13 @@ takes part in head and sampling (vLLM drops the logits of unfinished prompts aft
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from exegpt.profiler.grid import FloatArray, Grid
-from exegpt.simulator.costs import StageCosts, StageShape
+from exegpt.simulator.costs import StageCosts
 
 
 def mixed_one_s(
@@ -37,36 +38,28 @@ def mixed_one_s(
     ProfileRangeError
         Outside the profile.
     """
-    queries, tokens = rows + len(chunks), rows + sum(end - start for start, end in chunks)
-    return [_one(costs, stage, rows, context_tokens, chunks, queries, tokens) for stage in costs.stages]
-
-
-def _one(
-    costs: StageCosts,
-    stage: StageShape,
-    rows: int,
-    context_tokens: int,
-    chunks: Sequence[tuple[int, int]],
-    queries: int,
-    tokens: int,
-) -> float:
-    table, row_bytes = (
-        costs.profile.layers[stage.tp_size],
-        costs.model.hidden_size * costs.profile.dtype.num_bytes,
-    )
-    layer = table.linear.at(tokens) + table.decode_attention.at(rows, context_tokens)
-    layer += chunk_attention_s(table.encode_attention, chunks)
-    if table.all_reduce is not None:
-        layer += 2 * table.all_reduce.at(tokens * row_bytes)
-    time = stage.num_layers * layer
-    time += max(table.encode_overhead.at(len(chunks)), table.decode_overhead.at(rows))
-    if stage.is_first:
-        time += table.embed.at(tokens)
-    if stage.is_last:
-        time += table.head.at(queries)
-    if len(costs.stages) > 1:
-        time += costs.profile.send.at(queries * 8 if stage.is_last else tokens * row_bytes)
-    return time
+    queries, tokens = rows + len(chunks), rows + sum([end - start for start, end in chunks])
+    row_bytes = costs.model.hidden_size * costs.profile.dtype.num_bytes
+    layer = {}
+    for tp_size in costs.degrees:
+        table = costs.profile.layers[tp_size]
+        layer[tp_size] = table.linear.at(tokens) + table.decode_attention.at(rows, context_tokens)
+        layer[tp_size] += chunk_attention_s(table.encode_attention, chunks)
+        if table.all_reduce is not None:
+            layer[tp_size] += 2 * table.all_reduce.at(tokens * row_bytes)
+    times = []
+    for stage in costs.kinds:
+        table = costs.profile.layers[stage.tp_size]
+        time = stage.num_layers * layer[stage.tp_size]
+        time += max(table.encode_overhead.at(len(chunks)), table.decode_overhead.at(rows))
+        if stage.is_first:
+            time += table.embed.at(tokens)
+        if stage.is_last:
+            time += table.head.at(queries)
+        if len(costs.stages) > 1:
+            time += costs.profile.send.at(queries * 8 if stage.is_last else tokens * row_bytes)
+        times.append(time)
+    return [times[kind] for kind in costs.kind_of_stage]
 
 
 def chunk_attention_s(grid: Grid, chunks: Sequence[tuple[int, int]]) -> float:
@@ -74,7 +67,7 @@ def chunk_attention_s(grid: Grid, chunks: Sequence[tuple[int, int]]) -> float:
     fresh = [end for start, end in chunks if start == 0]
     time = sum(grid.at(1, end) - grid.at(1, start) for start, end in chunks if start)
     whole, rest = divmod(len(fresh), int(grid.limit(0)))
-    rms = float(np.sqrt(np.mean(np.square(fresh)))) if fresh else 0.0
+    rms = math.sqrt(sum([end * end for end in fresh]) / len(fresh)) if fresh else 0.0
     return float(time + whole * grid.at(grid.limit(0), rms) + grid.at(rest, rms))
 
 

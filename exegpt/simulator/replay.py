@@ -63,12 +63,12 @@ class _Replay:
         self.first_token_at_encoding = first_token_at_encoding
         self.pool = pool
         self.clock = _Clock(costs, [0.0] * len(costs.stages))
-        self.requests = {r.id: r for r in requests}
+        self.lengths = {r.id: r.forced_output_tokens or r.max_output_tokens for r in requests}
         self.records = {r.id: RequestRecord(r.id, r.input_tokens, r.arrival_s) for r in requests}
         self.arriving = sorted(requests, key=lambda r: (r.arrival_s, r.id), reverse=True)
         # Per micro-batch: (time, ids) of tokens that have left the last stage but were not received.
         self.outstanding: list[list[tuple[float, list[int]]]] = [[] for _ in pool.members]
-        self.inputs: dict[int, int] = {}
+        self.tokens_s = {i: record.token_s for i, record in self.records.items()}
 
     def arrivals(self) -> None:
         while self.arriving and self.arriving[-1].arrival_s <= self.clock.free_s[0]:
@@ -85,18 +85,13 @@ class _Replay:
         for time, ids in self.outstanding[micro_batch]:
             latest = max(latest, time)
             for query_id in ids:
-                self._token(query_id, time)
+                tokens_s = self.tokens_s[query_id]
+                ends = len(tokens_s) + 1 >= self.lengths[query_id]
+                if self.pool.receive(query_id, finished=ends):
+                    tokens_s.append(time)
         self.outstanding[micro_batch] = []
         self.pool.compact(micro_batch)
         return latest
-
-    def _token(self, query_id: int, time: float) -> None:
-        record, request = self.records[query_id], self.requests[query_id]
-        length = request.forced_output_tokens or request.max_output_tokens
-        if self.pool.receive(query_id, finished=record.output_tokens + 1 >= length):
-            record.token_s.append(time)
-            if record.output_tokens >= length:
-                record.finish_reason = "length"
 
     def decide(self, next_step: Callable[[Pool], Step | None]) -> Step | None:
         step = next_step(self.pool)
@@ -134,8 +129,9 @@ class _Replay:
     def decode_rows(self, micro_batch: int, ids: Sequence[int], ready: float, iteration: int) -> None:
         if not ids:
             return
-        tokens = sum(map(self.pool.context_tokens, ids))
-        inputs = sum(map(self.pool.input_tokens, ids))
+        tokens = self.pool.summed_context(ids)
+        # Only the cross attention of encoder-decoder models tells inputs from the rest.
+        inputs = 0 if self.first_token_at_encoding else sum(map(self.pool.input_tokens, ids))
         times = self.clock.costs.decode_one_s(len(ids), tokens, inputs)
         end = self.clock.run(times, ready, "decode", (iteration, micro_batch, len(ids), tokens))
         self.outstanding[micro_batch].append((end, list(ids)))
@@ -151,7 +147,7 @@ class _Replay:
                 self.records[query_id].encode_start_s = self.clock.free_s[0]
         if not (rows or chunks):
             return
-        context = sum(map(self.pool.context_tokens, rows))
+        context = self.pool.summed_context(rows)
         times = mixed_one_s(self.clock.costs, len(rows), context, chunks)
         tokens = context + sum(n for _, n in step.chunks or ())
         at = (1, micro_batch, len(rows) + len(chunks), tokens)
@@ -209,6 +205,9 @@ class _Replay:
             self.run_turns(self.machine, report)
         else:
             self.run_steps(self.machine, report)
+        for query_id, record in self.records.items():
+            if record.output_tokens >= self.lengths[query_id]:
+                record.finish_reason = "length"
         return ReplayResult([self.records[i] for i in sorted(self.records)], self.clock.events)
 
 
@@ -243,5 +242,10 @@ def replay(
     ProfileRangeError
         If a batch or context outgrows the profile.
     """
-    pool = Pool(num_micro_batches=num_micro_batches, num_pages=num_pages, page_size=page_size)
+    pool = Pool(
+        num_micro_batches=num_micro_batches,
+        num_pages=num_pages,
+        page_size=page_size,
+        first_token_at_encoding=first_token_at_encoding,
+    )
     return _Replay(machine, costs, pool, requests, first_token_at_encoding).run(report)

@@ -209,7 +209,9 @@ class _SidesReplay:
         if not ids:
             self.under_way[instance].discard(micro_batch)
             return
-        context, inputs = sum(map(side.context_tokens, ids)), sum(map(side.input_tokens, ids))
+        context = side.summed_context(ids)
+        # Only the cross attention of encoder-decoder models tells inputs from the rest.
+        inputs = 0 if self.first_token_at_encoding else sum(map(side.input_tokens, ids))
         times = self.decode_costs.decode_one_s(len(ids), context, inputs)
         spans = decoder.run(times, now)
         round_ = decoder.counts[micro_batch]
@@ -226,12 +228,12 @@ class _SidesReplay:
 
     def token(self, side: DecodeSide, query_id: int, now: float) -> bool:
         """Count a token of a query; whether it was the last one."""
-        record, request = self.records[query_id], self.requests[query_id]
         side.receive(query_id)
-        record.token_s.append(now)
-        if record.output_tokens < (request.forced_output_tokens or request.max_output_tokens):
+        tokens_s = self.tokens_s[query_id]
+        tokens_s.append(now)
+        if len(tokens_s) < self.lengths[query_id]:
             return False
-        record.finish_reason = "length"
+        self.records[query_id].finish_reason = "length"
         side.leave(query_id)
         self.num_finished += 1
         return True
@@ -248,8 +250,9 @@ class _SidesReplay:
             self.events.append(StageEvent(pipeline.ranks[j], stage, phase, *at, start, end))
 
     def run(self, requests: Sequence[Request], report: Callable[[int], None] | None) -> ReplayResult:
-        self.requests = {r.id: r for r in requests}
+        self.lengths = {r.id: r.forced_output_tokens or r.max_output_tokens for r in requests}
         self.records = {r.id: RequestRecord(r.id, r.input_tokens, r.arrival_s) for r in requests}
+        self.tokens_s = {i: record.token_s for i, record in self.records.items()}
         for request in sorted(requests, key=lambda r: (r.arrival_s, r.id)):
             self.at(request.arrival_s, _NEWS, lambda time, r=request: self.arrive(r, time))  # type: ignore[misc]
         reported = 0
