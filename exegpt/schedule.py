@@ -66,6 +66,9 @@ class Knobs:
 # Policies whose encoding and decoding have GPUs of their own.
 SIDED_POLICIES = (Policy.WAA, Policy.WAA_C, Policy.WAA_M, Policy.DISAGGREGATED)
 
+# Policies that this release's workers execute.
+RUNNABLE = (Policy.RRA, Policy.STATIC)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -121,9 +124,10 @@ class Schedule:
             raise ScheduleError(
                 f"{source}: model is {self.model}, but model.name={model.name} was asked to run"
             )
-        if self.num_ranks > num_ranks:
+        if self.num_replicas * self.num_ranks > num_ranks:
+            replicas = "" if self.num_replicas == 1 else f"{self.num_replicas} replicas of "
             raise ScheduleError(
-                f"{source}: stages name {self.num_ranks} ranks, but the cluster has {num_ranks} "
+                f"{source}: stages name {replicas}{self.num_ranks} ranks, but the cluster has {num_ranks} "
                 "(cluster.num_nodes x cluster.gpus_per_node). Solve again for this cluster."
             )
         ranks = [rank for stage in self.stages for rank in stage.ranks]
@@ -133,6 +137,20 @@ class Schedule:
             )
         for role in ("encode", "decode") if self.policy in SIDED_POLICIES else ("both",):
             self._check_layers(role, model, num_ranks, source)
+
+    def require_runnable(self, source: str = "schedule") -> None:
+        """Raise ScheduleError if this release plans and replays the schedule, but does not run it."""
+        if self.policy not in RUNNABLE:
+            raise ScheduleError(
+                f"{source}: policy={self.policy.value} is planned and replayed, but workers do not execute "
+                f"it; command=run takes {', '.join(p.value for p in RUNNABLE)}. Use command=simulate, or "
+                "solve with solver.policies=[RRA]"
+            )
+        if self.num_replicas != 1:
+            raise ScheduleError(
+                f"{source}: num_replicas={self.num_replicas}, but workers run as one group; command=run "
+                "takes 1. Use command=simulate, or solve with solver.num_replicas=[1]"
+            )
 
     def _check_layers(self, role: str, model: ModelSpec, num_ranks: int, source: str) -> None:
         """A pipeline holds all layers in order, at degrees that the model's heads allow."""
@@ -216,8 +234,6 @@ def from_dict(data: Any, *, source: str) -> Schedule:
     if not isinstance(data.get("model"), str):
         raise ScheduleError(f"{source}: model={data.get('model')!r} must be a name")
     num_replicas = _positive(data, "num_replicas", source)
-    if num_replicas != 1:
-        raise ScheduleError(f"{source}: num_replicas={num_replicas}; this release runs 1")
     stages = data.get("stages")
     if not isinstance(stages, list) or not stages:
         raise ScheduleError(f"{source}: stages must be a list of at least one stage")

@@ -13,7 +13,7 @@ import numpy as np
 
 from exegpt.commands.context import REPORT_FILE, SCHEDULE_FILE, TRACE_FILE, Context
 from exegpt.commands.inputs import predicted_requests
-from exegpt.commands.predict import kv_pages, load_schedule, replay_requests, steady_state
+from exegpt.commands.predict import deployment, load_schedule, steady_state
 from exegpt.commands.profile import load_profile, profile_record
 from exegpt.errors import LaunchError, ProfileRangeError
 from exegpt.events import RequestRecord, StageEvent
@@ -27,6 +27,7 @@ from exegpt.runner.launcher import launch
 from exegpt.runner.worker_files import MEASURED_FILE, REQUESTS_FILE
 from exegpt.schedule import Schedule, write_schedule
 from exegpt.simulator.replay import ReplayResult
+from exegpt.simulator.replay_schedule import num_pages, replay_schedule
 from exegpt.workload.requests import Request, with_probes
 
 WORKER_MODULE = "exegpt.runner.worker"
@@ -45,7 +46,9 @@ def make_requests(context: Context) -> tuple[tuple[Request, ...], frozenset[int]
     return requests, frozenset(changed)
 
 
-def make_run_job(context: Context, schedule: Schedule, requests: Sequence[Request]) -> RunJob:
+def make_run_job(
+    context: Context, schedule: Schedule, table: ProfileTable, requests: Sequence[Request]
+) -> RunJob:
     """Everything the ranks need."""
     job = context.job
     return RunJob(
@@ -56,7 +59,7 @@ def make_run_job(context: Context, schedule: Schedule, requests: Sequence[Reques
         seed=job.seed,
         dtype=context.dtype,
         sampling=job.runner.sampling,
-        num_pages=kv_pages(context, schedule, requests),
+        num_pages=num_pages(schedule, deployment(context, table), requests),
         page_size=job.runner.page_size,
         max_rows=len(requests) + schedule.knobs.num_micro_batches,
         num_threads=context.num_threads,
@@ -122,7 +125,8 @@ def run_schedule(
     """Predict, run, compare; write result.json, trace.json and report.html and print the table."""
     requests, probes = make_requests(context)
     inputs = replace(context.inputs, requests=requests)
-    predicted = replay_requests(context, schedule, table, predicted_requests(inputs, context.job.seed))
+    expected = predicted_requests(inputs, context.job.seed)
+    predicted = replay_schedule(schedule, deployment(context, table), expected)
     steady: dict[str, Any]
     try:
         steady = steady_state(context, schedule, table)
@@ -130,7 +134,7 @@ def run_schedule(
         # A hand-edited schedule may lie outside the profile in its steady state and still finish.
         steady = {"infeasible": str(error)}
     write_schedule(schedule, context.output_dir / SCHEDULE_FILE)
-    execute_on(make_run_job(context, schedule, requests))
+    execute_on(make_run_job(context, schedule, table, requests))
     records, events = read_measured(context.output_dir)
     record = _run_record(context, predicted, records, events, probes)
     result = context.write("ok", {**context.describe(), **(sections or {}), "steady": steady, "run": record})

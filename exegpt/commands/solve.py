@@ -16,17 +16,13 @@ from exegpt.profiler.table import ProfileTable
 from exegpt.report.html import write_report
 from exegpt.report.tables import frontier_table, solution_table
 from exegpt.runner.progress import step_progress
-from exegpt.schedule import Schedule, write_schedule
+from exegpt.schedule import RUNNABLE, Schedule, write_schedule
 from exegpt.scheduler.solve import BASELINES, Problem
 from exegpt.scheduler.solve import solve as search
 from exegpt.settings import SolverName, SolverSettings
 from exegpt.specs import Policy
 
 logger = logging.getLogger(__name__)
-
-
-# What this release runs; on a cluster that is only planned for, every policy may be chosen.
-RUNNABLE = (Policy.RRA, Policy.STATIC)
 
 
 def _policies(wanted: Sequence[Policy], *, local: bool) -> tuple[Policy, ...]:

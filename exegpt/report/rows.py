@@ -51,6 +51,14 @@ def run_facts(run: Record) -> list[tuple[str, str]]:
     return rows
 
 
+def simulate_title(simulate: Record) -> str:
+    """Title of a simulation; says how a replay treats replicas."""
+    replicas = (simulate.get("replay") or {}).get("num_replicas", 1)
+    if replicas == 1:
+        return "Simulated"
+    return f"Simulated ({replicas} replicas: requests are dealt to them in turn, and each is replayed)"
+
+
 SIMULATE_COLUMNS = ("quantity", "steady state", "replay", "difference")
 
 

@@ -60,7 +60,8 @@ def run_table(run: Record, console: Console | None = None) -> None:
 
 def simulate_table(simulate: Record, console: Console | None = None) -> None:
     """Print a simulation: closed form beside replay."""
-    _grid(console or Console(width=WIDTH), "Simulated", rows.SIMULATE_COLUMNS, rows.simulate_rows(simulate))
+    title = rows.simulate_title(simulate)
+    _grid(console or Console(width=WIDTH), title, rows.SIMULATE_COLUMNS, rows.simulate_rows(simulate))
 
 
 def profile_table(profile: Record, console: Console | None = None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from exegpt.errors import CapacityError
 from exegpt.events import RequestRecord, StageEvent
@@ -31,8 +32,9 @@ class ReplayResult:
 
 @dataclass(slots=True)
 class _Clock:
-    costs: StageCosts
     free_s: list[float]
+    # First rank of each stage.
+    ranks: list[int]
     events: list[StageEvent] = field(default_factory=list)
     cycle: int = 0
 
@@ -45,7 +47,18 @@ class _Clock:
             start = max(self.free_s[j], ready_s)
             ready_s = self.free_s[j] = start + time
             self.events.append(
-                StageEvent(j, j, phase, self.cycle, iteration, micro_batch, queries, tokens, start, ready_s)
+                StageEvent(
+                    self.ranks[j],
+                    j,
+                    phase,
+                    self.cycle,
+                    iteration,
+                    micro_batch,
+                    queries,
+                    tokens,
+                    start,
+                    ready_s,
+                )
             )
         return ready_s
 
@@ -62,7 +75,9 @@ class _Replay:
         self.machine = machine
         self.first_token_at_encoding = first_token_at_encoding
         self.pool = pool
-        self.clock = _Clock(costs, [0.0] * len(costs.stages))
+        self.costs = costs
+        ranks = [0, *accumulate(stage.tp_size for stage in costs.stages)]
+        self.clock = _Clock([0.0] * len(costs.stages), ranks[:-1])
         self.lengths = {r.id: r.forced_output_tokens or r.max_output_tokens for r in requests}
         self.records = {r.id: RequestRecord(r.id, r.input_tokens, r.arrival_s) for r in requests}
         self.arriving = sorted(requests, key=lambda r: (r.arrival_s, r.id), reverse=True)
@@ -109,7 +124,7 @@ class _Replay:
             lengths = [self.pool.context_tokens(i) for i in ids]
             tokens = sum(lengths)
             rms = math.sqrt(sum(n * n for n in lengths) / len(lengths))
-            times = self.clock.costs.encode_one_s(len(ids), tokens, rms)
+            times = self.costs.encode_one_s(len(ids), tokens, rms)
             end = self.clock.run(times, 0.0, "encode", (0, micro_batch, len(ids), tokens))
             self.outstanding[micro_batch].append((end, list(ids) if self.first_token_at_encoding else []))
             for query_id in ids:
@@ -132,7 +147,7 @@ class _Replay:
         tokens = self.pool.summed_context(ids)
         # Only the cross attention of encoder-decoder models tells inputs from the rest.
         inputs = 0 if self.first_token_at_encoding else sum(map(self.pool.input_tokens, ids))
-        times = self.clock.costs.decode_one_s(len(ids), tokens, inputs)
+        times = self.costs.decode_one_s(len(ids), tokens, inputs)
         end = self.clock.run(times, ready, "decode", (iteration, micro_batch, len(ids), tokens))
         self.outstanding[micro_batch].append((end, list(ids)))
 
@@ -148,7 +163,7 @@ class _Replay:
         if not (rows or chunks):
             return
         context = self.pool.summed_context(rows)
-        times = mixed_one_s(self.clock.costs, len(rows), context, chunks)
+        times = mixed_one_s(self.costs, len(rows), context, chunks)
         tokens = context + sum(n for _, n in step.chunks or ())
         at = (1, micro_batch, len(rows) + len(chunks), tokens)
         end_s = self.clock.run(times, 0.0, "mixed" if chunks else "decode", at)

@@ -151,7 +151,7 @@ FAULTS = [
     (set_at("policy")(["RRA"]), r"policy=\['RRA'\]; allowed"),
     (set_at("model")(7), "model=7 must be a name"),
     (without("model"), "model=None must be a name"),
-    (set_at("num_replicas")(2), "num_replicas=2; this release runs 1"),
+    (set_at("num_replicas")(0), "num_replicas=0 must be an integer of at least 1"),
     (set_at("num_replicas")("one"), "num_replicas='one' must be an integer of at least 1"),
     (set_at("knobs")([1]), "knobs must be a mapping of .*'decode_iterations'"),
     (without("knobs"), "knobs must be a mapping"),
@@ -231,6 +231,21 @@ def test_not_a_mapping(text: str, tmp_path: Path) -> None:
 def test_check_accepts_a_schedule_that_fits() -> None:
     SCHEDULE.check(MODEL, num_ranks=3)
     SCHEDULE.check(MODEL, num_ranks=8)
+    dataclasses.replace(SCHEDULE, num_replicas=2).check(MODEL, num_ranks=6)
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_what_workers_do_not_execute_is_refused_in_one_line(policy: Policy, num_replicas: int) -> None:
+    schedule = dataclasses.replace(SCHEDULE, policy=policy, num_replicas=num_replicas)
+    if policy in (Policy.RRA, Policy.STATIC) and num_replicas == 1:
+        schedule.require_runnable()
+        return
+    with pytest.raises(ScheduleError, match=r"^s.yaml: .*command=simulate, or solve with solver\.") as caught:
+        schedule.require_runnable("s.yaml")
+    reason = "num_replicas=2" if policy in (Policy.RRA, Policy.STATIC) else f"policy={policy.value} "
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +253,7 @@ def test_check_accepts_a_schedule_that_fits() -> None:
     [
         ({"model": "other"}, 3, "model is other, but model.name=tiny"),
         ({}, 2, "stages name 3 ranks, but the cluster has 2 .*Solve again"),
+        ({"num_replicas": 2}, 5, "stages name 2 replicas of 3 ranks, but the cluster has 5 "),
         (
             {"stages": (stage((1,), (0, 4)), stage((0,), (4, 6)))},
             3,

@@ -24,7 +24,7 @@ PROFILE = synthetic.tiny_profile(MODEL)
 class HandCosts:
     """Two stages: encoding takes 4 and 2 s a micro-batch, a decode iteration 1 and 3 s."""
 
-    stages = (None, None)
+    stages = stage_shapes(make_stages((4, 4), 1))
 
     def encode_one_s(self, queries, tokens, rms_tokens):
         return [4.0, 2.0]

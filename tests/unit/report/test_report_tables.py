@@ -143,6 +143,9 @@ def test_simulation_compares_closed_form_and_replay(solve_record, served, consol
     simulate_table(simulate, console)
     # 12.34 against 10
     assert rows.simulate_rows(simulate)[0] == ("throughput, seq/s", "12.3", "10.0", "+23.4 %")
+    assert rows.simulate_title(simulate) == "Simulated"
+    several = {"replay": {**replay, "num_replicas": 3}}
+    assert "3 replicas: requests are dealt to them in turn" in rows.simulate_title(several)
     assert "latency at the bound's length" in text_of(console)
 
 

@@ -6,7 +6,9 @@ import synthetic
 
 from exegpt.policies.rra import RRA
 from exegpt.policies.static import Static
+from exegpt.simulator.costs import stage_shapes
 from exegpt.simulator.pipeline import cycle_s, finish_s, period_s, phase_s
+from exegpt.simulator.placement import make_stages
 from exegpt.simulator.replay import replay
 from exegpt.workload.requests import Request, poisson_arrivals
 
@@ -14,7 +16,7 @@ from exegpt.workload.requests import Request, poisson_arrivals
 class HandCosts:
     """Two stages: encoding takes 4 and 2 s a micro-batch, a decode iteration 1 and 3 s."""
 
-    stages = (None, None)
+    stages = stage_shapes(make_stages((4, 4), 1))
 
     def encode_one_s(self, queries, tokens, rms_tokens):
         return [4.0, 2.0]
