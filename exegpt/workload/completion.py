@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from exegpt.specs import Counting
 from exegpt.workload.lengths import RequestLengths
 from exegpt.workload.pmf import FloatArray
 
-# Floats that cached rows and minima may take together: 32 MiB.
+# Floats that cached rows may take together: 32 MiB.
 CACHE_FLOATS = 1 << 22
 
 
@@ -85,7 +85,7 @@ class Completion:
         self.context = np.divide(summed, self.survival, out=np.zeros_like(summed), where=self.survival > 0)
         for values in (self.survival, self.context):
             values.setflags(write=False)
-        self._cache: OrderedDict[tuple[str, int, int], tuple[FloatArray, ...]] = OrderedDict()
+        self._cache: OrderedDict[int, tuple[FloatArray, ...]] = OrderedDict()
         self._cached_floats = 0
 
     @property
@@ -159,14 +159,6 @@ class Completion:
         encode_mean, encode_variance = self._encode_moments(n_d)
         return max(mean, encode_mean), max(variance, encode_variance)
 
-    def min_active_per_query(self, n_lo: int, n_hi: int) -> FloatArray:
-        """Least `active_per_query` at each u = 1..n_lo over n_d = n_lo..n_hi; shape (n_lo,)."""
-        return self._minimum(n_lo, n_hi)[0]
-
-    def min_context_per_query(self, n_lo: int, n_hi: int) -> FloatArray:
-        """Least `context_per_query` at each u = 1..n_lo over n_d = n_lo..n_hi; shape (n_lo,)."""
-        return self._minimum(n_lo, n_hi)[1]
-
     def expected_max_output(self, batch: FloatArray) -> FloatArray:
         """Mean output tokens of the longest of `batch` queries; same shape, sizes of at least 1.
 
@@ -190,7 +182,7 @@ class Completion:
     def _row(self, n_d: int) -> _PoolRow:
         if n_d < 1:
             raise ConfigError(f"decode_iterations={n_d}: must be at least 1")
-        return _PoolRow(*self._cached(("row", n_d, n_d), lambda: self._compute_row(n_d)))
+        return _PoolRow(*self._cached(n_d, lambda: self._compute_row(n_d)))
 
     def _compute_row(self, n_d: int) -> tuple[FloatArray, ...]:
         if self.counting is Counting.exact:
@@ -207,45 +199,20 @@ class Completion:
 
     def _encode_moments(self, n_d: int) -> tuple[float, float]:
         """Mean and variance of the K/V tokens while a batch is encoded, per encoded query."""
-        lengths = self.lengths
-        mean, variance = lengths.mean_input, lengths.mean_square_input - lengths.mean_input**2
+        mean, variance = self._input_moments
         # Older cohorts hold input + a tokens; their next one comes with the first iteration.
         count, context, squares = (tail[n_d::n_d] for tail in self._exact)
         held = context - count
         held_squares = squares - 2 * context + count
         return mean + float(held.sum()), variance + float((held_squares - held**2).sum())
 
-    def _minimum(self, n_lo: int, n_hi: int) -> tuple[FloatArray, ...]:
-        """Minima over n_d = n_lo..n_hi, from aligned blocks whose minima are kept."""
-        if not 1 <= n_lo <= n_hi:
-            raise ConfigError(f"decode_iterations from {n_lo} to {n_hi}: need 1 <= low <= high")
-        parts: list[tuple[FloatArray, ...]] = []
-        start = n_lo
-        while start <= n_hi:
-            size = start & -start
-            while start + size - 1 > n_hi:
-                size //= 2
-            parts.append(self._block(start, size))
-            start += size
-        return tuple(reduce(np.minimum, (part[i][:n_lo] for part in parts)) for i in range(2))
+    @cached_property
+    def _input_moments(self) -> tuple[float, float]:
+        """Mean and variance of the prompts."""
+        mean = self.lengths.mean_input
+        return mean, self.lengths.mean_square_input - mean**2
 
-    def _block(self, start: int, size: int) -> tuple[FloatArray, ...]:
-        """Minima over n_d = start..start + size - 1 at u = 1..start."""
-        if size == 1:
-            return self._compute_row(start)[:2]
-
-        def compute() -> tuple[FloatArray, ...]:
-            left, right = self._block(start, size // 2), self._block(start + size // 2, size // 2)
-            return tuple(np.minimum(a, b[: len(a)]) for a, b in zip(left, right, strict=True))
-
-        # All blocks of one size up to N_D = max D take max D^2 / size floats; keep only what fits.
-        if size * CACHE_FLOATS < 2 * len(self._pmf) ** 2:
-            return compute()
-        return self._cached(("min", start, size), compute)
-
-    def _cached(
-        self, key: tuple[str, int, int], compute: Callable[[], tuple[FloatArray, ...]]
-    ) -> tuple[FloatArray, ...]:
+    def _cached(self, key: int, compute: Callable[[], tuple[FloatArray, ...]]) -> tuple[FloatArray, ...]:
         """Arrays under `key`, least recently used ones dropped: rows of all N_D grow with its square."""
         if key in self._cache:
             self._cache.move_to_end(key)

@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from exegpt.errors import ConfigError
@@ -160,43 +158,15 @@ def test_paper_formulas_term_by_term(correlated, n_d):
     assert completion.pool_variance_per_query(n_d) == 0
 
 
-@pytest.mark.parametrize("counting", list(Counting))
-@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 130), (7, 7), (5, 90), (64, 127), (100, 400)])
-def test_minima_are_those_of_the_rows(correlated, counting, low, high):
-    completion, plain = Completion(correlated, counting), Completion(correlated, counting)
-    rows = range(low, high + 1)
-    active = np.min([plain.active_per_query(n)[:low] for n in rows], axis=0)
-    context = np.min([plain.context_per_query(n)[:low] for n in rows], axis=0)
-    np.testing.assert_array_equal(completion.min_active_per_query(low, high), active)
-    np.testing.assert_array_equal(completion.min_context_per_query(low, high), context)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    outputs=st.lists(st.integers(1, 60), min_size=1, max_size=30),
-    low=st.integers(1, 40),
-    width=st.integers(0, 40),
-    where=st.floats(0, 1),
-)
-def test_minima_bound_every_row(outputs, low, width, where):
-    completion = Completion(joint(np.column_stack([np.arange(1, len(outputs) + 1), outputs])))
-    n_d = low + round(where * width)
-    row = completion.context_per_query(n_d)[:low]
-    assert (completion.min_context_per_query(low, low + width) <= row).all()
-    assert completion.active_per_query(n_d)[0] == pytest.approx(np.ceil((np.array(outputs) - 1) / n_d).mean())
-
-
 def test_cache_stays_small_and_right(monkeypatch, correlated):
     monkeypatch.setattr("exegpt.workload.completion.CACHE_FLOATS", 2_000)
     small = Completion(correlated)
     rows = {n: small.active_per_query(n).copy() for n in range(1, 60)}
-    minima = small.min_context_per_query(3, 57).copy()
     assert small._cached_floats <= 2_000
     monkeypatch.undo()
     large = Completion(correlated)
     for n, row in rows.items():
         np.testing.assert_array_equal(large.active_per_query(n), row)
-    np.testing.assert_array_equal(large.min_context_per_query(3, 57), minima)
 
 
 def test_longest_of_a_batch(correlated):
@@ -232,7 +202,5 @@ def test_bad_arguments():
     completion = Completion(task_s())
     with pytest.raises(ConfigError, match="decode_iterations=0"):
         completion.active_per_query(0)
-    with pytest.raises(ConfigError, match="from 5 to 4"):
-        completion.min_context_per_query(5, 4)
     with pytest.raises(ConfigError, match=r"batch size 0\.5"):
         completion.expected_max_output(np.array([0.5]))
