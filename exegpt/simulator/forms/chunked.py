@@ -74,7 +74,7 @@ class ChunkedForm:
         kinds = self.serving.tables.kinds([choice.stages]).take(np.zeros(len(batch), dtype=np.int64))
         slowest, passage = self.limits.token_s(kinds)
         calm = np.maximum(calm, np.maximum(slowest, passage / m))
-        turn = np.maximum(calm + added, rate * self.limits.work_s(kinds, spending))
+        turn = np.maximum(calm + added, rate * self.limits.work_s(kinds, m, spending))
         turn = np.where(beyond, np.inf, turn)
         interval = np.roll(played.start_s, -m, axis=0) - played.start_s
         interval[-m:] += len(work) * played.turn_s
@@ -85,7 +85,7 @@ class ChunkedForm:
         latency = ttft
         if ends:
             # While it decodes, nobody joins in the query's own slot, unless others fill the budget anyway.
-            others = calm + added * (1 - (1 - full) / batch)
+            others = calm + (turn - calm) * (1 - (1 - full) / batch)
             own = (done * interval).sum(0) / joins
             last = np.maximum(played.pass_s.mean(0), passage)
             latency = begun + own + (ends - 1) * m * others + last

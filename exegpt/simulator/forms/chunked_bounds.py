@@ -30,11 +30,12 @@ class ChunkLimits:
     mean_decode: float
     mean_context: float
 
-    def work_s(self, kinds: StageKinds, budget: FloatArray) -> FloatArray:
-        """Least time of the busiest stage per query, (n,).
+    def work_s(self, kinds: StageKinds, m: FloatArray | int, budget: FloatArray) -> FloatArray:
+        """Least time of a turn per query that joins in it, (n,); `m` micro-batches.
 
         A pass of n tokens costs no less per token than the cheapest pass of up to `budget` does, and
-        a row's attention, head and sampling no less than in the cheapest batch.
+        a row's attention, head and sampling no less than in the cheapest batch. The busiest stage does
+        all of a turn's work, and in m turns a micro-batch's passes all stages.
         """
         row_bytes = self.serving.model.hidden_size * self.serving.profile.dtype.num_bytes
         tokens = self.serving.mean_input + self.mean_decode
@@ -47,7 +48,8 @@ class ChunkLimits:
             layer.append(per_token * tokens + rows_s)
         per_layer = np.take_along_axis(np.stack(layer, axis=-1), kinds.degree, axis=1)
         ends = head[kinds.degree] * ((kinds.flags & LAST) > 0)
-        return np.asarray(kinds.slowest(kinds.layers * per_layer + ends))
+        stages = kinds.layers * per_layer + ends
+        return np.asarray(np.maximum(kinds.slowest(stages), kinds.total(stages) / m))
 
     @property
     def _tables(self) -> list[LayerCosts]:
@@ -129,7 +131,8 @@ class ChunkedBounds:
     fewest slots and least budget with the rows of its most slots. A turn takes at least as long as that
     many rows' decoding (rate x (E[D] + 1) of them, by Little's law), a single token, and the rate
     times a query's work. Work falls with the budget, which lets passes be larger; decoding rises with rows
-    since tables are isotone. Latency is at least D - 1 turns of every micro-batch and one passage.
+    since tables are isotone. Latency is at least one passage and D - 1 turns of every micro-batch, less one slot's
+    part of what is not decoding.
     """
 
     def __init__(self, limits: ChunkLimits, choices: Sequence[Choice], mean_own_input: float) -> None:
@@ -155,10 +158,12 @@ class ChunkedBounds:
         calm = np.maximum(kinds.slowest(decode), kinds.total(decode) / m)
         slowest, passage = limits.token_s(kinds)
         calm = np.maximum(calm, np.maximum(slowest, passage / m))
-        work = limits.work_s(kinds, budget[:, 1])
+        work = limits.work_s(kinds, m, budget[:, 1])
         turn = np.maximum(calm, least * work)
         per_s = np.minimum(most / turn, 1 / work)
-        decoded = max(self.ends - 1, 0) * m * calm
+        # Of what a turn takes beyond decoding, at most one slot's part is the query's own.
+        others = calm + np.maximum(turn - calm, 0.0) * (1 - 1 / np.maximum(batches[:, 0], 1))
+        decoded = max(self.ends - 1, 0) * m * others
         return Bounds(
             throughput_upper_per_s=self.num_replicas[which] * np.where(np.isfinite(turn), per_s, 0.0),
             latency_lower_s=decoded + passage,
