@@ -131,8 +131,8 @@ class ChunkedBounds:
     fewest slots and least budget with the rows of its most slots. A turn takes at least as long as that
     many rows' decoding (rate x (E[D] + 1) of them, by Little's law), a single token, and the rate
     times a query's work. Work falls with the budget, which lets passes be larger; decoding rises with rows
-    since tables are isotone. Latency is at least one passage and D - 1 turns of every micro-batch, less one slot's
-    part of what is not decoding.
+    since tables are isotone. Latency is at least one passage and D - 1 turns of every micro-batch, less one
+    slot's part of what is not decoding.
     """
 
     def __init__(self, limits: ChunkLimits, choices: Sequence[Choice], mean_own_input: float) -> None:
