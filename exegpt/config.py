@@ -255,6 +255,8 @@ def _solver(values: schemas.SolverSchema) -> SolverSettings:
         partial_tp=values.partial_tp,
         confidence=values.confidence,
         drift_margin=values.drift_margin,
+        latency_tolerance=values.latency_tolerance,
+        throughput_tolerance=values.throughput_tolerance,
         pareto=_pareto(values.pareto),
     )
 

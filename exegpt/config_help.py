@@ -86,7 +86,8 @@ def unknown_key(key: str) -> str:
     # The key's own level first, then the same or a similar name anywhere.
     anywhere = {known.rpartition(".")[2]: known for known in reversed(list(all_keys()))}
     for names in (beside, anywhere):
-        if near := difflib.get_close_matches(leaf, names, n=2, cutoff=0.6):
+        near = [leaf] if leaf in names else difflib.get_close_matches(leaf, names, n=2, cutoff=0.6)
+        if near:
             return f"{head}; did you mean {' or '.join(names[name] for name in near)}?"
     return f"{head}; keys{f' of {parent}' if place else ''}: {', '.join(beside)}"
 

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from exegpt.settings import Arrival, Command, ProfileSource, RunDtype, SolverName, WorkloadKind
-from exegpt.specs import Counting
+from exegpt.settings import Arrival, Command, ProfileSource, RunDtype, WorkloadKind
+from exegpt.specs import Counting, SolverName
 
 # OmegaConf's mark of a mandatory value; written out so that this file needs no import of it.
 MISSING: Any = "???"
@@ -137,6 +137,8 @@ class SolverSchema:
     partial_tp: bool | None = None
     confidence: float | None = None
     drift_margin: float = 0.0
+    latency_tolerance: float | None = None
+    throughput_tolerance: float | None = None
     pareto: Any = None
 
 

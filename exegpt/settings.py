@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from exegpt.errors import ConfigError
-from exegpt.specs import BoundSpec, Counting, ModelSpec, Policy
+from exegpt.specs import BoundSpec, Counting, ModelSpec, Policy, SolverName
 
 # Bounds of `solver.pareto=true`: a plot's worth of points, each a search of about a second.
 DEFAULT_FRONTIER_BOUNDS = 24
@@ -46,13 +46,6 @@ class Arrival(Enum):
     closed = "closed"
     poisson = "poisson"
     trace = "trace"
-
-
-class SolverName(Enum):
-    """How the space of schedules is searched."""
-
-    branch_and_bound = "branch_and_bound"
-    exhaustive = "exhaustive"
 
 
 class RunDtype(Enum):
@@ -250,6 +243,9 @@ class SolverSettings:
         Share by which mean and deviation of the output lengths may be off with all bounds still met.
     pareto : int, optional
         Latency bounds that the frontier of throughput and latency is found with; None: no frontier.
+    latency_tolerance, throughput_tolerance : float, optional
+        Shares of the bound and of the throughput achieved by which `paper` takes the estimates to be off
+        being monotonic; no other search reads them.
     """
 
     name: SolverName = SolverName.branch_and_bound
@@ -263,6 +259,8 @@ class SolverSettings:
     partial_tp: bool | None = None
     confidence: float | None = None
     drift_margin: float = 0.0
+    latency_tolerance: float | None = None
+    throughput_tolerance: float | None = None
     pareto: int | None = None
 
     def __post_init__(self) -> None:
@@ -287,6 +285,8 @@ class SolverSettings:
             )
         if not 0 <= self.drift_margin < 1:
             raise ConfigError(f"solver.drift_margin={self.drift_margin}: must lie in [0, 1); 0 is none")
+        for field in ("latency_tolerance", "throughput_tolerance"):
+            self._check_tolerance(f"solver.{field}", getattr(self, field))
         if self.pareto is not None:
             _at_least("solver.pareto", self.pareto, 2)
             if self.name is not SolverName.branch_and_bound:
@@ -294,6 +294,16 @@ class SolverSettings:
                     f"solver.pareto={self.pareto}: every point is proven by branch and bound, but "
                     f"solver.name={self.name.value}; choose solver=branch_and_bound, or set it to null"
                 )
+
+    def _check_tolerance(self, key: str, value: float | None) -> None:
+        if self.name is not SolverName.paper:
+            if value is not None:
+                raise ConfigError(
+                    f"{key}={value} is read by solver=paper only, but solver.name={self.name.value}; set it "
+                    "to null"
+                )
+        elif value is None or not 0 <= value < 1:
+            raise ConfigError(f"{key}={_shown(value)}: solver=paper needs a share in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

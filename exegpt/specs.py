@@ -64,6 +64,18 @@ class Counting(Enum):
     paper = "paper"
 
 
+class SolverName(Enum):
+    """How the space of schedules is searched.
+
+    `branch_and_bound` proves its answer; `exhaustive` looks at everything and finds the same; `paper` is the
+    paper's Algorithm 1, which proves nothing.
+    """
+
+    branch_and_bound = "branch_and_bound"
+    exhaustive = "exhaustive"
+    paper = "paper"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
     """Scaling of rotary frequencies, in the terms of Hugging Face configs (`rope_type`)."""

@@ -19,7 +19,7 @@ from exegpt.runner.progress import step_progress
 from exegpt.schedule import RUNNABLE, Schedule, write_schedule
 from exegpt.scheduler.solve import BASELINES, Problem
 from exegpt.scheduler.solve import solve as search
-from exegpt.settings import SolverName, SolverSettings
+from exegpt.settings import SolverSettings
 from exegpt.specs import Policy
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,9 @@ def make_problem(context: Context, table: ProfileTable) -> Problem:
         policies=_policies(job.solver.policies, local=local),
         baselines=(Policy.STATIC,) if local else BASELINES,
         counting=job.solver.counting,
-        exhaustive=job.solver.name is SolverName.exhaustive,
+        method=job.solver.name,
+        latency_tolerance=job.solver.latency_tolerance or 0.0,
+        throughput_tolerance=job.solver.throughput_tolerance or 0.0,
         page_size=job.runner.page_size,
         max_encode_batch_size=job.solver.max_encode_batch_size,
         max_decode_iterations=job.solver.max_decode_iterations,

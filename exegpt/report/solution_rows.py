@@ -169,6 +169,8 @@ def _search_rows(solve: Record) -> list[tuple[str, str]]:
     if solve.get("throughput_upper_per_s") is not None and solve.get("gap") is not None:
         upper = format_number(solve["throughput_upper_per_s"])
         rows.append(("upper bound", f"{upper} seq/s (gap {format_percent(solve['gap'])})"))
+    elif solve.get("method") == "paper":
+        rows.append(("upper bound", "not proven (solver=paper takes the estimates to be monotonic)"))
     if solve.get("num_evaluations") is not None:
         size = solve.get("space_size")
         total = "" if size is None else f" of {size:,}"

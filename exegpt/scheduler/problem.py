@@ -9,7 +9,7 @@ from exegpt.profiler.table import ProfileTable
 from exegpt.scheduler.robust import RobustState
 from exegpt.scheduler.space import SpaceSettings
 from exegpt.simulator.steady import SteadyState
-from exegpt.specs import BoundSpec, ClusterSpec, Counting, ModelSpec, Policy
+from exegpt.specs import BoundSpec, ClusterSpec, Counting, ModelSpec, Policy, SolverName
 from exegpt.workload.drift import drift_corners
 from exegpt.workload.lengths import RequestLengths
 
@@ -27,7 +27,8 @@ BASELINES = (
 class Problem:
     """Everything a solution depends on.
 
-    `exhaustive` evaluates every candidate instead of branching and bounding; the answer is the same.
+    `method` is how `policies` are searched; the tolerances are read by `paper` (see `scheduler.monotone`),
+    which leaves `baselines` to branch and bound.
     `bound_quantile` takes the latency bound from the static baseline: that quantile of its
     latencies over the batch sizes that fit.
     `confidence` and `drift_margin` are the margins planned for; see `RobustState`.
@@ -41,7 +42,9 @@ class Problem:
     bound_quantile: float | None = None
     policies: Sequence[Policy] = (Policy.RRA,)
     counting: Counting = Counting.exact
-    exhaustive: bool = False
+    method: SolverName = SolverName.branch_and_bound
+    latency_tolerance: float = 0.05
+    throughput_tolerance: float = 0.05
     baselines: Sequence[Policy] = BASELINES
     page_size: int = 16
     max_encode_batch_size: int | None = None

@@ -98,8 +98,8 @@ class SearchResult:
     ----------
     best : Best or None
         None if no candidate meets every constraint; then `closest` says what to relax.
-    throughput_upper_per_s : float
-        No candidate of the space that meets the constraints has more.
+    throughput_upper_per_s : float, optional
+        No candidate of the space that meets the constraints has more; None if that is not proven.
     num_evaluations, space_size : int
     rejected : mapping of str to int
         Candidates evaluated that break each constraint.
@@ -111,7 +111,7 @@ class SearchResult:
     """
 
     best: Best | None
-    throughput_upper_per_s: float
+    throughput_upper_per_s: float | None
     num_evaluations: int
     space_size: int
     rejected: Mapping[str, int]

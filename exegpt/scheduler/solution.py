@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exegpt.schedule import Schedule
+from exegpt.scheduler.candidates import Constraints
 from exegpt.scheduler.cost import cost_per_hour, token_costs
 from exegpt.scheduler.margins import Margins, worst_record
 from exegpt.scheduler.problem import Problem
@@ -56,7 +57,9 @@ class Solution:
     def record(self) -> dict[str, Any]:
         """The `solve` record of result.json."""
         results = list(self.policies.values())
-        upper = max(r.throughput_upper_per_s for r in results)
+        uppers = [r.throughput_upper_per_s for r in results]
+        proven = [upper for upper in uppers if upper is not None]
+        upper = max(proven) if len(proven) == len(uppers) else None
         record: dict[str, Any] = {
             "status": "ok" if self.best else "infeasible",
             "latency_bound_s": _finite(self.bound.latency_s),
@@ -64,8 +67,9 @@ class Solution:
             "tpot_bound_s": _finite(self.bound.tpot_s),
             "memory_limit_bytes": self.problem.cluster.memory_bytes,
             "cost_per_hour": cost_per_hour(self.problem.cluster),
+            "method": self.problem.method.value,
             "throughput_upper_per_s": upper,
-            "gap": (upper - self.best.throughput_per_s) / upper if self.best else None,
+            "gap": (upper - self.best.throughput_per_s) / upper if self.best and upper else None,
             "num_evaluations": sum(r.num_evaluations for r in results),
             "space_size": sum(r.space_size for r in results),
             "wall_s": self.wall_s,
@@ -95,6 +99,13 @@ class Solution:
     def reason(self, result: SearchResult) -> str:
         """Why a policy has no schedule, which constraint to relax and the best reachable value."""
         closest, bound = result.closest, self.bound
+        limits = Constraints(bound=bound, memory_bytes=self.problem.cluster.memory_bytes).limits()
+        if any(value <= limits[name] < math.inf for name, value in closest.items()):
+            # What comes closest is found by branch and bound, and this meets everything.
+            return (
+                "Algorithm 1 finds no schedule, though some meet all constraints; solver=branch_and_bound "
+                "finds the best"
+            )
         ways = [
             f"relax bound.{name} from {getattr(bound, name):g} s to {_up(closest[name]):g} s"
             for name in ("latency_s", "ttft_s", "tpot_s")

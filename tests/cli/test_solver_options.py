@@ -62,3 +62,14 @@ def test_margins_are_kept_and_their_price_is_said(
     assert "mean and deviation of output lengths may be off by 10.0 %" in text
     assert "of throughput (" in text
     assert "margins" not in free
+
+
+def test_the_papers_search_claims_no_proof(answer: Callable[..., tuple[Finished, dict[str, Any]]]) -> None:
+    job, record = answer("bound=tight", "solver=paper", "solver.policies=[RRA]")
+    _, proven = answer("bound=tight")
+    assert record["method"] == "paper"
+    assert record["gap"] is record["throughput_upper_per_s"] is None
+    assert "upper bound not proven" in " ".join(job.out.split())
+    assert record["throughput_per_s"] <= proven["throughput_per_s"] * (1 + 1e-9)
+    assert record["latency_s"] <= record["latency_bound_s"]
+    assert record["baselines"] == proven["baselines"]

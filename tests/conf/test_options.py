@@ -21,10 +21,9 @@ from exegpt.settings import (
     Job,
     ProfileSource,
     RunDtype,
-    SolverName,
     WorkloadKind,
 )
-from exegpt.specs import Counting, ModelFamily, Policy
+from exegpt.specs import Counting, ModelFamily, Policy, SolverName
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = [

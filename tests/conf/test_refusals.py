@@ -66,7 +66,7 @@ MISTYPED = [
     ("command=fly", "command=fly: expected one of up, profile, solve, simulate, run, support, gather"),
     ("workload.arrival=bursty", "workload.arrival=bursty: expected one of closed, poisson, trace"),
     ("runner.dtype=int8", "runner.dtype=int8: expected one of auto, bfloat16, float32, float16"),
-    ("solver.name=magic", "solver.name=magic: expected one of branch_and_bound, exhaustive"),
+    ("solver.name=magic", "solver.name=magic: expected one of branch_and_bound, exhaustive, paper"),
     ("solver.tp_sizes=4", "solver.tp_sizes=4: expected a list of integers such as [1,2] or null"),
     ("solver.num_replicas=2", "solver.num_replicas=2: expected a list of integers such as [1,2] or null"),
     ("solver.partial_tp=some", "solver.partial_tp=some: expected true or false or null"),
@@ -162,6 +162,11 @@ OUT_OF_RANGE = [
     ("solver.confidence=1", "solver.confidence=1.0: must lie in [0.5, 1), or be null for the mean"),
     ("solver.confidence=0.2", "solver.confidence=0.2: must lie in [0.5, 1), or be null for the mean"),
     ("solver.confidence=nan", "solver.confidence=nan: must lie in [0.5, 1)"),
+    (
+        "solver.latency_tolerance=0.1",
+        "solver.latency_tolerance=0.1 is read by solver=paper only, but solver.na",
+    ),
+    ("solver.throughput_tolerance=0", "solver.throughput_tolerance=0.0 is read by solver=paper only"),
     ("solver.drift_margin=-0.1", "solver.drift_margin=-0.1: must lie in [0, 1); 0 is none"),
     ("solver.drift_margin=1", "solver.drift_margin=1.0: must lie in [0, 1); 0 is none"),
     ("solver.pareto=1", "solver.pareto=1: must be at least 2"),
@@ -215,6 +220,15 @@ def test_lengths_out_of_range(changes: list[str], message: str, compose_job: Cal
 def test_a_frontier_without_proof_is_refused(compose_job: Callable[..., Job]) -> None:
     with pytest.raises(ConfigError, match=r"solver\.pareto=24: .* but solver\.name=exhaustive; choose"):
         compose_job("command=solve", "solver=exhaustive", "solver.pareto=true")
+
+
+@pytest.mark.parametrize("value", ["null", "1", "-0.1", "nan"])
+def test_tolerances_of_the_paper(value: str, compose_job: Callable[..., Job]) -> None:
+    job = compose_job("solver=paper")
+    assert (job.solver.latency_tolerance, job.solver.throughput_tolerance) == (0.05, 0.05)
+    assert compose_job("solver=paper", "solver.latency_tolerance=0").solver.latency_tolerance == 0
+    with pytest.raises(ConfigError, match=r"solver\.throughput_tolerance=.*: solver=paper needs a share in"):
+        compose_job("solver=paper", f"solver.throughput_tolerance={value}")
 
 
 @pytest.mark.parametrize("mean", [float("nan"), float("inf")])

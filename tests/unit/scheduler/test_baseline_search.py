@@ -14,7 +14,7 @@ from exegpt.scheduler.solve import Problem, solve
 from exegpt.scheduler.space import make_spaces
 from exegpt.simulator.planned import candidate_of
 from exegpt.simulator.steady import estimate_one
-from exegpt.specs import BoundSpec, Policy
+from exegpt.specs import BoundSpec, Policy, SolverName
 from exegpt.workload.lengths import independent
 from exegpt.workload.pmf import truncated_normal_pmf
 
@@ -44,11 +44,11 @@ def problem(policy, *, latency_s=np.inf, seed=None, gpus=2):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", [None, 1, 2, 5])
 def test_branch_and_bound_is_exhaustive_search(policy, seed):
-    free = solve(replace(problem(policy, seed=seed), exhaustive=True)).best
+    free = solve(replace(problem(policy, seed=seed), method=SolverName.exhaustive)).best
     assert free is not None
     for scale in (np.inf, 0.7):
         asked = problem(policy, seed=seed, latency_s=float(free.latency_s * scale))
-        found, oracle = solve(asked).best, solve(replace(asked, exhaustive=True)).best
+        found, oracle = solve(asked).best, solve(replace(asked, method=SolverName.exhaustive)).best
         assert (found is None) == (oracle is None)
         if oracle is not None:
             assert found.throughput_per_s == pytest.approx(oracle.throughput_per_s, rel=1e-9)

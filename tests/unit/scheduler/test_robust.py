@@ -8,7 +8,7 @@ import synthetic
 
 from exegpt.errors import ConfigError
 from exegpt.scheduler.solve import Problem, solve
-from exegpt.specs import BoundSpec, Policy
+from exegpt.specs import BoundSpec, Policy, SolverName
 from exegpt.workload.drift import drift_corners
 from exegpt.workload.lengths import independent
 from exegpt.workload.pmf import truncated_normal_pmf
@@ -36,7 +36,7 @@ def test_search_with_margins_is_exhaustive_search_with_margins(margins):
         PROBLEM, max_encode_batch_size=8, max_decode_iterations=24, bound=BoundSpec(latency_s=0.6)
     )
     problem = replace(problem, **margins)
-    found, oracle = solve(problem), solve(replace(problem, exhaustive=True))
+    found, oracle = solve(problem), solve(replace(problem, method=SolverName.exhaustive))
     assert found.best == oracle.best
     assert found.best.worst["latency_s"] <= 0.6
 

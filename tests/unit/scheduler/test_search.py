@@ -11,7 +11,7 @@ from exegpt.schedule import Schedule
 from exegpt.scheduler.solve import Problem, solve
 from exegpt.simulator.placement import deal_layers, make_stages
 from exegpt.simulator.steady import Choice, SteadyState, estimate_one
-from exegpt.specs import BoundSpec, Policy
+from exegpt.specs import BoundSpec, Policy, SolverName
 from exegpt.workload.lengths import independent
 from exegpt.workload.pmf import empirical_pmf, truncated_normal_pmf
 
@@ -40,7 +40,7 @@ def small_problem(seed):
         max_encode_batch_size=int(rng.integers(4, 40)),
         num_micro_batches=(1, 2),
     )
-    free = solve(replace(problem, exhaustive=True)).best
+    free = solve(replace(problem, method=SolverName.exhaustive)).best
     assert free is not None
     # Bounds between what is out of reach and what binds nothing, of latency, first token and memory.
     scale = rng.choice([0.3, 0.6, 0.9, np.inf], size=3)
@@ -66,7 +66,7 @@ def test_branch_and_bound_is_exhaustive_search(block):
     for seed in range(block * 10, block * 10 + 10):
         problem = small_problem(seed)
         found = solve(problem)
-        oracle = solve(replace(problem, exhaustive=True))
+        oracle = solve(replace(problem, method=SolverName.exhaustive))
         assert (found.best is None) == (oracle.best is None), seed
         if oracle.best is None:
             continue
@@ -87,7 +87,7 @@ def test_branch_and_bound_is_exhaustive_search_on_a_task():
         baselines=(Policy.STATIC,),
         max_encode_batch_size=40,
     )
-    found, oracle = solve(problem), solve(replace(problem, exhaustive=True))
+    found, oracle = solve(problem), solve(replace(problem, method=SolverName.exhaustive))
     assert found.best == oracle.best
     assert found.policies[Policy.RRA].num_evaluations < oracle.policies[Policy.RRA].num_evaluations / 3
 
@@ -151,7 +151,9 @@ def test_no_candidate_breaks_its_closer_bounds(block):
 
 
 def test_exhaustive_finds_what_a_plain_loop_finds():
-    problem = replace(small_problem(3), bound=BoundSpec(), cluster=synthetic.tiny_cluster(), exhaustive=True)
+    problem = replace(
+        small_problem(3), bound=BoundSpec(), cluster=synthetic.tiny_cluster(), method=SolverName.exhaustive
+    )
     best = solve(problem).best
     steady = problem.steady()
     seen = []
@@ -186,7 +188,7 @@ def problem_s(**changes):
 )
 def test_the_value_named_suffices(bound, named):
     # The least value of one constraint is only known where every candidate has been looked at.
-    solution = solve(problem_s(bound=bound, exhaustive=True))
+    solution = solve(problem_s(bound=bound, method=SolverName.exhaustive))
     assert solution.record()["status"] == "infeasible"
     reason = solution.record()["reason"]
     value = float(reason.split(f"bound.{named} from ")[1].split(" to ")[1].split(" s")[0])
@@ -195,10 +197,10 @@ def test_the_value_named_suffices(bound, named):
     assert getattr(relaxed.best, named) <= value
 
 
-@pytest.mark.parametrize("exhaustive", [True, False])
-def test_memory_named_suffices(exhaustive):
+@pytest.mark.parametrize("method", SolverName)
+def test_memory_named_suffices(method):
     cluster = synthetic.tiny_cluster(memory_bytes=100 * 2**20)
-    solution = solve(problem_s(cluster=cluster, exhaustive=exhaustive))
+    solution = solve(problem_s(cluster=cluster, method=method))
     reason = solution.record()["reason"]
     assert "raise cluster.memory_gib from 0.10 to " in reason
     gib = float(reason.split(" to ")[1].split()[0])
