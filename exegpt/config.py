@@ -258,6 +258,7 @@ def _solver(values: schemas.SolverSchema) -> SolverSettings:
         latency_tolerance=values.latency_tolerance,
         throughput_tolerance=values.throughput_tolerance,
         pareto=_pareto(values.pareto),
+        rate_per_s=values.rate_per_s,
     )
 
 

@@ -140,6 +140,7 @@ class SolverSchema:
     latency_tolerance: float | None = None
     throughput_tolerance: float | None = None
     pareto: Any = None
+    rate_per_s: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)

@@ -246,6 +246,8 @@ class SolverSettings:
     latency_tolerance, throughput_tolerance : float, optional
         Shares of the bound and of the throughput achieved by which `paper` takes the estimates to be off
         being monotonic; no other search reads them.
+    rate_per_s : float, optional
+        Requests per second that the fewest GPUs are to be found for; None plans for the whole cluster.
     """
 
     name: SolverName = SolverName.branch_and_bound
@@ -262,6 +264,7 @@ class SolverSettings:
     latency_tolerance: float | None = None
     throughput_tolerance: float | None = None
     pareto: int | None = None
+    rate_per_s: float | None = None
 
     def __post_init__(self) -> None:
         allowed = [policy.value for policy in Policy]
@@ -287,6 +290,16 @@ class SolverSettings:
             raise ConfigError(f"solver.drift_margin={self.drift_margin}: must lie in [0, 1); 0 is none")
         for field in ("latency_tolerance", "throughput_tolerance"):
             self._check_tolerance(f"solver.{field}", getattr(self, field))
+        if self.rate_per_s is not None and not 0 < self.rate_per_s < math.inf:
+            raise ConfigError(
+                f"solver.rate_per_s={self.rate_per_s}: must be above 0 requests/s and finite, or null to "
+                "plan for the whole cluster"
+            )
+        if self.pareto is not None and self.rate_per_s is not None:
+            raise ConfigError(
+                f"solver.pareto={self.pareto} beside solver.rate_per_s={self.rate_per_s:g}: the frontier is "
+                "that of one cluster, the rate asks for the right one; set one of the two to null"
+            )
         if self.pareto is not None:
             _at_least("solver.pareto", self.pareto, 2)
             if self.name is not SolverName.branch_and_bound:
@@ -450,11 +463,11 @@ class Job:
             "schedule": (self.schedule, (Command.simulate, Command.run), "a schedule.yaml of command=solve"),
             "gather.dir": (self.gather_dir, (Command.gather,), "the directory of a sweep"),
         }
-        if self.solver.pareto is not None and self.command is not Command.solve:
-            raise ConfigError(
-                f"solver.pareto={self.solver.pareto} is read by command=solve only, but "
-                f"command={self.command.value}"
-            )
+        for key, asked in (("pareto", self.solver.pareto), ("rate_per_s", self.solver.rate_per_s)):
+            if asked is not None and self.command is not Command.solve:
+                raise ConfigError(
+                    f"solver.{key}={asked:g} is read by command=solve only, but command={self.command.value}"
+                )
         for key, (value, commands, meaning) in readers.items():
             if self.command in commands and value is None:
                 raise ConfigError(f"{key} is null: command={self.command.value} needs {meaning}")

@@ -10,11 +10,12 @@ from typing import Any
 from exegpt.commands.context import REPORT_FILE, SCHEDULE_FILE, Context
 from exegpt.commands.pareto import add_frontier
 from exegpt.commands.profile import load_profile, profile_record
+from exegpt.commands.sizing import QUEUE_NOTE, size_cluster, size_note
 from exegpt.errors import CapacityError, ConfigError
 from exegpt.profiler.provenance import provenance_of, provenance_summary
 from exegpt.profiler.table import ProfileTable
 from exegpt.report.html import write_report
-from exegpt.report.tables import frontier_table, solution_table
+from exegpt.report.tables import frontier_table, sizing_table, solution_table
 from exegpt.runner.progress import step_progress
 from exegpt.schedule import RUNNABLE, Schedule, write_schedule
 from exegpt.scheduler.solve import BASELINES, Problem
@@ -97,14 +98,37 @@ def find_schedule(context: Context, problem: Problem) -> tuple[Schedule | None, 
         with step_progress("searching") as report:
             solution = search(problem, report=report, beside=True)
     except CapacityError as error:
-        # The model fits nowhere: an answer, not a fault.
-        return None, {"status": "infeasible", "reason": str(error), "policies": {}, "baselines": {}}
+        return None, _unplaceable(error)
     schedule = solution.schedule()
     if schedule is not None:
         write_schedule(schedule, context.output_dir / SCHEDULE_FILE)
-    record = solution.record()
-    notes = [*record.get("notes", ()), *provenance_summary(problem.profile)]
-    return schedule, {**record, "notes": notes, "provenance": provenance_of(problem.profile)}
+    return schedule, _with_provenance(solution.record(), problem.profile)
+
+
+def _with_provenance(record: dict[str, Any], table: ProfileTable) -> dict[str, Any]:
+    notes = [*record.get("notes", ()), *provenance_summary(table)]
+    return {**record, "notes": notes, "provenance": provenance_of(table)}
+
+
+def _find_sized_schedule(context: Context, problem: Problem) -> dict[str, Any]:
+    """The `solve` record of the fewest GPUs that hold the rate, or that of what comes closest to it."""
+    try:
+        sizing = size_cluster(context, problem)
+    except CapacityError as error:
+        return _unplaceable(error)
+    if sizing.chosen is not None:
+        _, record = find_schedule(context, sizing.chosen.problem)
+        notes = [size_note(sizing.chosen.problem.cluster), QUEUE_NOTE, *record["notes"]]
+        return {**record, "sizing": sizing.record(), "notes": notes}
+    closest = sizing.greatest
+    record = {} if closest.solution is None else closest.solution.record()
+    record = {**record, **_unplaceable(CapacityError(sizing.reason())), "sizing": sizing.record()}
+    return _with_provenance(record, closest.problem.profile)
+
+
+def _unplaceable(error: CapacityError) -> dict[str, Any]:
+    """A `solve` record without any schedule: the model fits nowhere, which is an answer and no fault."""
+    return {"status": "infeasible", "reason": str(error), "policies": {}, "baselines": {}}
 
 
 def solve(context: Context) -> None:
@@ -114,11 +138,15 @@ def solve(context: Context) -> None:
     table, path = load_profile(context)
     sections = {"profile": profile_record(table, path, time.perf_counter() - started)}
     problem = make_problem(context, table)
-    _, record = find_schedule(context, problem)
+    if context.job.solver.rate_per_s is None:
+        _, record = find_schedule(context, problem)
+    else:
+        record = _find_sized_schedule(context, problem)
     if context.job.solver.pareto is not None:
         record = add_frontier(context, problem, record)
     result = context.write(record["status"], {**context.describe(), **sections, "solve": record})
     solution_table(record, context.console)
+    sizing_table(record, context.console)
     frontier_table(record, context.console)
     write_report(
         context.output_dir / REPORT_FILE,

@@ -10,6 +10,7 @@ from typing import Any
 from exegpt.events import RequestRecord, StageEvent
 from exegpt.report import frontier_rows as frontier
 from exegpt.report import plots, rows
+from exegpt.report import sizing_rows as sizing
 from exegpt.report import solution_rows as solution
 from exegpt.report.pareto import frontier_plot
 from exegpt.report.result_file import plain, write_text
@@ -140,6 +141,13 @@ def _solve(solve: Mapping[str, Any]) -> list[str]:
             _section("Policies at their best under the same bound"),
             '<p class="soft">ratio: chosen throughput over this one\'s</p>',
             _grid(solution.policy_columns(solve), compared),
+        ]
+    if record := solve.get("sizing"):
+        body += [
+            _section("Sizes of the cluster"),
+            f"<p>{escape(sizing.sizing_title(record))}</p>",
+            _grid(sizing.sizing_columns(record), sizing.sizing_rows(record)),
+            *(f"<p>{escape(fact)}</p>" for fact in sizing.sizing_facts(record)),
         ]
     if solve.get("frontier"):
         body += [

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from exegpt.report import frontier_rows as frontier
 from exegpt.report import rows
+from exegpt.report import sizing_rows as sizing
 from exegpt.report import solution_rows as solution
 from exegpt.report import support_rows as reach
 from exegpt.report.solution_rows import Record
@@ -49,6 +50,17 @@ def frontier_table(solve: Record, console: Console | None = None) -> None:
     console = console or Console(width=WIDTH)
     columns = frontier.frontier_columns(solve)
     _grid(console, frontier.frontier_title(solve), columns, frontier.frontier_rows(solve), text=("policy",))
+
+
+def sizing_table(solve: Record, console: Console | None = None) -> None:
+    """Print what each size of the cluster holds, of a `solve` record for an arrival rate."""
+    if (record := solve.get("sizing")) is None:
+        return
+    console = console or Console(width=WIDTH)
+    columns = sizing.sizing_columns(record)
+    _grid(console, sizing.sizing_title(record), columns, sizing.sizing_rows(record), text=("policy",))
+    for fact in sizing.sizing_facts(record):
+        console.print(Text(fact))
 
 
 def run_table(run: Record, console: Console | None = None) -> None:

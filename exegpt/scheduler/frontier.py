@@ -18,7 +18,6 @@ from exegpt.scheduler.cost import token_costs
 from exegpt.scheduler.problem import Problem
 from exegpt.scheduler.result import Best
 from exegpt.scheduler.solution import candidate_record
-from exegpt.scheduler.space import make_spaces
 from exegpt.scheduler.staircase import Curve, Point, Refinement, Search, best_of, least_bound_s
 from exegpt.specs import Policy
 
@@ -139,7 +138,7 @@ class _Searches:
         steady = problem.steady()
         self._problem = problem
         self._forms = problem.robust(steady)
-        self._spaces = make_spaces(steady, problem.cluster, problem.policies, problem.ranges)
+        self._spaces = problem.spaces(steady, problem.policies)
         self.num_evaluations = 0
 
     def of(self, policy: Policy) -> Search:

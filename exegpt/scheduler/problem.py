@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exegpt.profiler.table import ProfileTable
 from exegpt.scheduler.robust import RobustState
-from exegpt.scheduler.space import SpaceSettings
+from exegpt.scheduler.space import Enumerator, PolicySpace, SpaceSettings, make_spaces
 from exegpt.simulator.steady import SteadyState
 from exegpt.specs import BoundSpec, ClusterSpec, Counting, ModelSpec, Policy, SolverName
 from exegpt.workload.drift import drift_corners
@@ -84,6 +84,15 @@ class Problem:
     def has_margins(self) -> bool:
         """Whether more is planned for than means of the planned lengths."""
         return self.confidence is not None or self.drift_margin > 0
+
+    def spaces(self, steady: SteadyState, policies: Sequence[Policy]) -> dict[Policy, PolicySpace]:
+        """What is searched of each policy; errors as of `make_spaces`."""
+        spaces = make_spaces(steady, self.cluster, policies, self.ranges)
+        return {policy: space.within(self.cluster.memory_bytes, steady) for policy, space in spaces.items()}
+
+    def check_ranges(self) -> None:
+        """Raise ConfigError if a degree or a number of replicas asked for is impossible on the cluster."""
+        Enumerator(self.steady(), self.cluster, self.ranges)
 
     def robust(self, steady: SteadyState) -> SteadyState | RobustState:
         """The closed forms with the margins asked for."""

@@ -20,12 +20,12 @@ from exegpt.scheduler.problem import BASELINES, Problem
 from exegpt.scheduler.result import Best, SearchResult
 from exegpt.scheduler.robust import RobustState
 from exegpt.scheduler.solution import Solution
-from exegpt.scheduler.space import ENUMERATORS, PolicySpace, make_spaces
+from exegpt.scheduler.space import ENUMERATORS, PolicySpace
 from exegpt.simulator.choice import constraint_values
 from exegpt.simulator.steady import SteadyState
 from exegpt.specs import BoundSpec, Policy, SolverName
 
-__all__ = ["BASELINES", "Problem", "Solution", "solve"]
+__all__ = ["BASELINES", "Problem", "Solution", "resolve_bound", "solve"]
 
 Report = Callable[[int, int], None]
 
@@ -53,13 +53,9 @@ def solve(problem: Problem, *, report: Report | None = None, beside: bool = Fals
     baselines = [p for p in problem.baselines if p not in problem.policies and p in ENUMERATORS]
     quantile = [] if problem.bound_quantile is None else [Policy.STATIC]
     wanted = list(dict.fromkeys([*problem.policies, *baselines, *quantile]))
-    memory_bytes = problem.cluster.memory_bytes
-    spaces = {
-        policy: space.within(memory_bytes, steady)
-        for policy, space in make_spaces(steady, problem.cluster, wanted, problem.ranges).items()
-    }
+    spaces = problem.spaces(steady, wanted)
     bound = _resolve_bound(problem, spaces, steady)
-    constraints = Constraints(bound=bound, memory_bytes=memory_bytes)
+    constraints = Constraints(bound=bound, memory_bytes=problem.cluster.memory_bytes)
     forms = problem.robust(steady)
     search = _Searcher(problem, forms, constraints, report, sum(space.size for space in spaces.values()))
     own = {p: spaces[p] for p in problem.policies}
@@ -228,6 +224,19 @@ class _Searcher:
             f"encode_batch_size={best.batch}: a larger one needs batches or contexts beyond the profile "
             "(raise profile.budget_s)",
         )
+
+
+def resolve_bound(problem: Problem) -> BoundSpec:
+    """The problem's bound in seconds, also where it is a quantile of the static baseline's latencies.
+
+    Raises
+    ------
+    CapacityError
+        If that baseline fits nowhere.
+    """
+    steady = problem.steady()
+    static = [] if problem.bound_quantile is None else [Policy.STATIC]
+    return _resolve_bound(problem, problem.spaces(steady, static) if static else {}, steady)
 
 
 def _resolve_bound(problem: Problem, spaces: Mapping[Policy, PolicySpace], steady: SteadyState) -> BoundSpec:

@@ -9,13 +9,14 @@ from functools import cached_property, partial
 import numpy as np
 
 from exegpt.errors import CapacityError, ConfigError
+from exegpt.profiler.table import ProfileTable
 from exegpt.scheduler import continuous, sides
 from exegpt.scheduler.candidates import SLACK
 from exegpt.scheduler.pipelines import Dealer, group_sizes, make_pipeline, shapes
 from exegpt.simulator.choice import Choice, IntArray
 from exegpt.simulator.serving import Serving
 from exegpt.simulator.steady import SteadyState
-from exegpt.specs import ClusterSpec, Policy
+from exegpt.specs import ClusterSpec, ModelSpec, Policy
 
 # The static baseline is searched in steps of four queries, as in the paper (section 7.1).
 STATIC_BATCH_STEP = 4
@@ -241,11 +242,22 @@ def _extents(policy: Policy, serving: Serving, settings: SpaceSettings) -> IntAr
     return np.ones(1, dtype=np.int64)
 
 
+def possible_replicas(cluster: ClusterSpec) -> list[int]:
+    """Numbers of equal groups that a cluster can be split into."""
+    return sorted(cluster.num_gpus // group for group in group_sizes(cluster))
+
+
+def possible_degrees(model: ModelSpec, profile: ProfileTable, cluster: ClusterSpec) -> list[int]:
+    """Degrees that heads and profile allow and that divide a node, since groups stay inside one."""
+    divisors = [t for t in model.tp_sizes(cluster.gpus_per_node) if cluster.gpus_per_node % t == 0]
+    return [t for t in divisors if t in profile.layers]
+
+
 def _groups(cluster: ClusterSpec, wanted: Sequence[int] | None) -> list[int]:
     possible = group_sizes(cluster)
     if wanted is None:
         return possible
-    counts = sorted(cluster.num_gpus // group for group in possible)
+    counts = possible_replicas(cluster)
     for count in wanted:
         if count not in counts:
             raise ConfigError(
@@ -256,10 +268,9 @@ def _groups(cluster: ClusterSpec, wanted: Sequence[int] | None) -> list[int]:
 
 
 def _degrees(serving: Serving, cluster: ClusterSpec, wanted: Sequence[int] | None) -> list[int]:
-    """Degrees that heads and profile allow and that divide a node, since groups stay inside one."""
+    """The degrees asked for, else all that are possible."""
     model, profile = serving.model, serving.profile
-    divisors = [t for t in model.tp_sizes(cluster.gpus_per_node) if cluster.gpus_per_node % t == 0]
-    possible = [t for t in divisors if t in profile.layers]
+    possible = possible_degrees(model, profile, cluster)
     if wanted is None:
         return possible
     for tp_size in wanted:

@@ -157,6 +157,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*SOLVE, "workload.output_tokens=1", "solver.drift_margin=0.2"),
         ("solver.drift_margin=0.2", "drift to a mean output of 0.8 tokens", "at least one"),
     ),
+    "sizes that cannot be measured": (
+        (*SOLVE, "solver.rate_per_s=3"),
+        ("solver.rate_per_s=3", "a measured profile", "cluster=h100-8"),
+    ),
     "planning only, up": (
         ("command=up", "model=t5-11b", "workload=translation", "cluster.device=cpu"),
         ("model.name=t5-11b: planning only", "family t5;", "command=solve"),

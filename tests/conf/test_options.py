@@ -98,7 +98,7 @@ def test_defaults(compose_job: Callable[..., Job]) -> None:
     )
     assert job.solver.counting is Counting.exact
     assert job.solver.num_replicas is job.solver.partial_tp is job.solver.confidence is None
-    assert (job.solver.drift_margin, job.solver.pareto) == (0, None)
+    assert (job.solver.drift_margin, job.solver.pareto, job.solver.rate_per_s) == (0, None, None)
     assert (job.profile.path, job.profile.budget_s, job.profile.refresh) == (None, 60, False)
     assert (job.runner.dtype, job.runner.page_size, job.runner.num_probes) == (RunDtype.auto, 16, 0)
     assert (job.runner.sampling.temperature, job.runner.sampling.top_p) == (0, 1)
@@ -252,6 +252,10 @@ def test_values_given_on_the_command_line(compose_job: Callable[..., Job]) -> No
 )
 def test_bounds_of_the_frontier(value: str, num_bounds: int | None, compose_job: Callable[..., Job]) -> None:
     assert compose_job("command=solve", f"solver.pareto={value}").solver.pareto == num_bounds
+
+
+def test_a_rate_to_size_for(compose_job: Callable[..., Job]) -> None:
+    assert compose_job("command=solve", "solver.rate_per_s=12").solver.rate_per_s == 12.0
 
 
 def test_rope_scaling(compose_job: Callable[..., Job]) -> None:

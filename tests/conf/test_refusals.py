@@ -173,6 +173,11 @@ OUT_OF_RANGE = [
     ("solver.pareto=many", "solver.pareto=many: expected a number of latency bounds, true (24 of them), or"),
     ("solver.pareto=2.5", "solver.pareto=2.5: expected a number of latency bounds"),
     ("solver.pareto=true", "solver.pareto=24 is read by command=solve only, but command=up"),
+    ("solver.rate_per_s=0", "solver.rate_per_s=0.0: must be above 0 requests/s and finite, or null"),
+    ("solver.rate_per_s=-2", "solver.rate_per_s=-2.0: must be above 0 requests/s"),
+    ("solver.rate_per_s=nan", "solver.rate_per_s=nan: must be above 0 requests/s"),
+    ("solver.rate_per_s=inf", "solver.rate_per_s=inf: must be above 0 requests/s and finite"),
+    ("solver.rate_per_s=3", "solver.rate_per_s=3 is read by command=solve only, but command=up"),
     ("profile.budget_s=0", "profile.budget_s=0.0: must be above 0 s"),
     ("runner.page_size=0", "runner.page_size=0: must be at least 1"),
     ("runner.max_output_tokens=0", "runner.max_output_tokens=0: must be at least 1"),
@@ -215,6 +220,11 @@ def test_lengths_out_of_range(changes: list[str], message: str, compose_job: Cal
     overrides = [f"workload.{change}" for change in changes]
     with pytest.raises(ConfigError, match=re.escape(message)):
         compose_job("workload=translation", *overrides)
+
+
+def test_a_frontier_of_no_certain_cluster_is_refused(compose_job: Callable[..., Job]) -> None:
+    with pytest.raises(ConfigError, match=r"solver\.pareto=8 beside solver\.rate_per_s=3: .*set one of"):
+        compose_job("command=solve", "solver.rate_per_s=3", "solver.pareto=8")
 
 
 def test_a_frontier_without_proof_is_refused(compose_job: Callable[..., Job]) -> None:

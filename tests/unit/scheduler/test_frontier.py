@@ -10,7 +10,6 @@ import synthetic
 from exegpt.errors import CapacityError
 from exegpt.scheduler.frontier import find_frontier
 from exegpt.scheduler.solve import Problem, solve
-from exegpt.scheduler.space import make_spaces
 from exegpt.simulator.choice import constraint_values
 from exegpt.specs import BoundSpec, Policy
 from exegpt.workload.lengths import independent
@@ -43,7 +42,7 @@ def every_candidate(problem):
     steady = problem.steady()
     forms = problem.robust(steady)
     found = []
-    for policy, space in make_spaces(steady, problem.cluster, problem.policies, problem.ranges).items():
+    for policy, space in problem.spaces(steady, problem.policies).items():
         for index, choice in enumerate(space.choices):
             mesh = np.meshgrid(space.batches(index), space.extents, indexing="ij")
             estimates = forms.estimate(choice, mesh[0].ravel(), mesh[1].ravel())
