@@ -300,6 +300,11 @@ class SolverSettings:
                 f"solver.pareto={self.pareto} beside solver.rate_per_s={self.rate_per_s:g}: the frontier is "
                 "that of one cluster, the rate asks for the right one; set one of the two to null"
             )
+        if self.rate_per_s is not None and self.name is SolverName.paper:
+            raise ConfigError(
+                f"solver.rate_per_s={self.rate_per_s:g}: that fewer GPUs hold less has to be proven, which "
+                "solver=paper does not; choose solver=branch_and_bound or exhaustive, or set it to null"
+            )
         if self.pareto is not None:
             _at_least("solver.pareto", self.pareto, 2)
             if self.name is not SolverName.branch_and_bound:

@@ -65,10 +65,11 @@ class SizeAnswer:
 
     @property
     def rate_upper_per_s(self) -> float:
-        """No schedule of this size holds more."""
+        """No schedule of this size holds more; infinite where the search proves nothing."""
         if self.solution is None:
             return 0.0
-        return max(result.throughput_upper_per_s for result in self.solution.policies.values())
+        uppers = [result.throughput_upper_per_s for result in self.solution.policies.values()]
+        return max(math.inf if upper is None else upper for upper in uppers)
 
     def record(self) -> dict[str, Any]:
         """Under the names of result.json."""

@@ -227,6 +227,12 @@ def test_a_frontier_of_no_certain_cluster_is_refused(compose_job: Callable[..., 
         compose_job("command=solve", "solver.rate_per_s=3", "solver.pareto=8")
 
 
+def test_a_size_without_proof_is_refused(compose_job: Callable[..., Job]) -> None:
+    with pytest.raises(ConfigError, match=r"solver\.rate_per_s=3: .* has to be proven, .* solver=paper"):
+        compose_job("command=solve", "solver=paper", "solver.rate_per_s=3")
+    assert compose_job("command=solve", "solver=exhaustive", "solver.rate_per_s=3").solver.rate_per_s == 3
+
+
 def test_a_frontier_without_proof_is_refused(compose_job: Callable[..., Job]) -> None:
     with pytest.raises(ConfigError, match=r"solver\.pareto=24: .* but solver\.name=exhaustive; choose"):
         compose_job("command=solve", "solver=exhaustive", "solver.pareto=true")

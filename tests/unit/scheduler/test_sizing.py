@@ -11,7 +11,7 @@ from exegpt.errors import ConfigError
 from exegpt.scheduler.mixture import fewest_by_groups
 from exegpt.scheduler.sizing import find_sizing, sizes
 from exegpt.scheduler.solve import Problem, resolve_bound, solve
-from exegpt.specs import BoundSpec, ClusterSpec, Policy
+from exegpt.specs import BoundSpec, ClusterSpec, Policy, SolverName
 from exegpt.workload.lengths import fixed_pmf, independent
 
 MODEL = synthetic.tiny_model(num_layers=4)
@@ -47,7 +47,7 @@ def held():
     """What each size holds, by the exhaustive search."""
     found = {}
     for size in sizes(CLUSTER):
-        best = solve(replace(problem_on(size), exhaustive=True)).best
+        best = solve(replace(problem_on(size), method=SolverName.exhaustive)).best
         found[size.num_gpus] = best.throughput_per_s if best else 0.0
     return found
 
