@@ -16,9 +16,7 @@ algebra: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,6 @@ from numpy.typing import NDArray
 from exegpt.profiler.grid import FloatArray
 
 BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
 
 
 def phase_s(stage_s: FloatArray, num_micro_batches: int) -> FloatArray:
@@ -66,7 +63,7 @@ def rhythm(
     decode_s: FloatArray,
     num_micro_batches: int,
     drains: BoolArray | None = None,
-    spread_s: FloatArray | None = None,
+    gains_s: FloatArray | None = None,
     weights: FloatArray | None = None,
 ) -> Rhythm:
     """Cycle time and offsets of the stages in the steady state.
@@ -79,13 +76,13 @@ def rhythm(
     drains : bool array, shape (...), optional
         Where every query ends before the cycle's last iteration: stage 0 learns of it when the last
         tokens arrive, and only then begins the next cycle.
-    spread_s : float array, shape (..., P), optional
-        How much longer than the mean each stage takes for the longest micro-batch of the encode phase.
+    gains_s : float array, shape (..., P, P), optional
+        What unequal micro-batches add to the encode phase; see `ragged.ragged_gains_s`.
     weights : float array, shape (..., n), optional
         How many iterations each entry of `decode_s` stands for; the first and the last one for one each.
     """
     encode, decode, finite = _finite(encode_s, decode_s)
-    paths = _cycle_paths(encode, decode, num_micro_batches, drains, spread_s, weights)
+    paths = _cycle_paths(encode, decode, num_micro_batches, drains, gains_s, weights)
     cycle, visits = _greatest_mean(paths)
     offset = _eigenvector(paths, cycle, visits)
     return Rhythm(np.where(finite, cycle, np.inf), np.where(finite[..., None], offset, np.inf))
@@ -112,10 +109,10 @@ def cycle_s(encode_s: FloatArray, decode_s: FloatArray, num_micro_batches: int) 
 
 
 def encode_end_s(
-    encode_s: FloatArray, num_micro_batches: int, offset_s: FloatArray, spread_s: FloatArray | None = None
+    encode_s: FloatArray, num_micro_batches: int, offset_s: FloatArray, gains_s: FloatArray | None = None
 ) -> FloatArray:
     """When the last micro-batch leaves the encode phase; shapes as in `Rhythm` and `rhythm`."""
-    _, last = _encode_paths(encode_s, num_micro_batches, spread_s)
+    _, last = _encode_paths(encode_s, num_micro_batches, gains_s)
     return np.asarray((offset_s + last[..., -1]).max(-1))
 
 
@@ -124,7 +121,7 @@ def finish_s(
     decode_s: FloatArray,
     num_micro_batches: int,
     offset_s: FloatArray | None = None,
-    spread_s: FloatArray | None = None,
+    gains_s: FloatArray | None = None,
     encode_splits: int = 1,
     weights: FloatArray | None = None,
 ) -> FloatArray:
@@ -136,7 +133,7 @@ def finish_s(
     decode_s : float array, shape (..., n, P)
     offset_s : float array, shape (..., P), optional
         When each stage is free for the encode phase; all at once if not given.
-    spread_s, weights : float arrays, optional
+    gains_s, weights : float arrays, optional
         As for `rhythm`; with weights an entry of the result is the end of the last iteration it stands for.
     encode_splits : int
         Encode micro-batches per decode micro-batch; `encode_s` is of one of them.
@@ -149,7 +146,7 @@ def finish_s(
     m = num_micro_batches
     offset = np.zeros_like(encode) if offset_s is None else np.where(finite[..., None], offset_s, 0.0)
     first, last = (
-        (offset[..., None] + paths).max(-2) for paths in _encode_paths(encode, m, spread_s, encode_splits)
+        (offset[..., None] + paths).max(-2) for paths in _encode_paths(encode, m, gains_s, encode_splits)
     )
     whole, period = decode.sum(-1), period_s(decode, m)
     # Through the end of encoding: a micro-batch passes all stages, and those behind it follow.
@@ -206,7 +203,7 @@ def _sum_behind_first(values: FloatArray, axis: int = -1) -> FloatArray:
 
 
 def _encode_paths(
-    encode_s: FloatArray, m: int, spread_s: FloatArray | None, splits: int = 1
+    encode_s: FloatArray, m: int, gains_s: FloatArray | None, splits: int = 1
 ) -> tuple[FloatArray, FloatArray]:
     """Longest path from the phase's first job on stage i to an end on stage j.
 
@@ -221,11 +218,7 @@ def _encode_paths(
         slowest = np.maximum.accumulate(encode_s[..., i:], axis=-1)
         last[..., i, i:] = first[..., i, i:] + _times(m * splits - 1, slowest)
         first[..., i, i:] += _times(splits - 1, slowest)
-        if spread_s is not None:
-            # The slowest stage does every job; the others are passed with the job that is longest.
-            gains = spread_s[..., i:]
-            last[..., i, i:] += np.cumsum(gains, axis=-1) - np.maximum.accumulate(gains, axis=-1)
-    return first, last
+    return first, last if gains_s is None else last + gains_s
 
 
 def _cycle_paths(
@@ -233,7 +226,7 @@ def _cycle_paths(
     decode_s: FloatArray,
     m: int,
     drains: BoolArray | None,
-    spread_s: FloatArray | None,
+    gains_s: FloatArray | None,
     weights: FloatArray | None,
 ) -> FloatArray:
     """Longest path from a cycle's first job on stage i to its last job's end on stage j, (..., P, P).
@@ -242,7 +235,7 @@ def _cycle_paths(
     how much an iteration's times differ from the next one's.
     """
     num_stages = encode_s.shape[-1]
-    first, last = _encode_paths(encode_s, m, spread_s)
+    first, last = _encode_paths(encode_s, m, gains_s)
     d_first, whole, period = decode_s[..., 0, :], decode_s.sum(-1), period_s(decode_s, m)
     num_iterations = (whole > 0).sum(-1)
     paths = np.full_like(first, -np.inf)
@@ -302,50 +295,3 @@ def _eigenvector(paths: FloatArray, cycle: FloatArray, visits: list[FloatArray])
         state = (state[..., :, None] + paths).max(-2) - cycle[..., None]
         offset = np.maximum(offset, state)
     return np.asarray(offset - offset[..., :1])
-
-
-def longest_of(spread_s: FloatArray, handicap_s: FloatArray, num_jobs: int | IntArray) -> FloatArray:
-    """Mean of max_k (X_k - k handicap) over k = 0..num_jobs - 1, X_k normal around 0; same shape.
-
-    Parameters
-    ----------
-    spread_s : float array
-        Standard deviation of X_k, independent of each other.
-    handicap_s : float array
-        Not negative, broadcast with `spread_s`.
-    num_jobs : int or int array
-        Broadcast with the others.
-    """
-    ratio = np.divide(handicap_s, spread_s, out=np.zeros_like(spread_s), where=spread_s > 0)
-    found, row = np.unique(num_jobs, return_inverse=True)
-    values = np.stack([_longest_table(m) for m in found.tolist()])
-    at = np.clip(np.searchsorted(HANDICAPS, ratio, side="right") - 1, 0, len(HANDICAPS) - 2)
-    share = np.minimum((ratio - HANDICAPS[at]) / (HANDICAPS[at + 1] - HANDICAPS[at]), 1.0)
-    row = row.reshape(np.shape(num_jobs))
-    low, high = values[row, at], values[row, at + 1]
-    return np.asarray(spread_s * (low + (high - low) * share))
-
-
-# Handicaps in spreads that `longest_of` is tabulated at; behind the last it is that of two jobs, near 0.
-HANDICAPS = np.concatenate([np.linspace(0, 1, 21), np.linspace(1.25, 4, 12)])
-
-
-@cache
-def _normal() -> tuple[FloatArray, FloatArray]:
-    """Points and the standard normal distribution at them."""
-    x = np.linspace(-8.0, 8.0, 1601)
-    return x, np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in x])
-
-
-@cache
-def _longest_table(num_jobs: int) -> FloatArray:
-    """`longest_of` at a spread of 1, by handicap."""
-    points, normal = _normal()
-    x = points[::10]
-    below = np.ones((len(HANDICAPS), len(x)))
-    for k in range(num_jobs):
-        # Jobs so far behind are never the longest.
-        near = k * HANDICAPS < x[-1] - x[0]
-        below[near] *= np.interp(x[None, :] + k * HANDICAPS[near, None], points, normal)
-    # E[max] = integral of (1 - F) above zero minus the integral of F below it.
-    return np.asarray((np.heaviside(x, 0.5) - below).sum(-1) * (x[1] - x[0]))

@@ -19,7 +19,7 @@ import numpy as np
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import Stage
 from exegpt.simulator.memory import OVERFLOW_SIGMAS
-from exegpt.simulator.pipeline import longest_of
+from exegpt.simulator.ragged import longest_of
 from exegpt.simulator.serving import Serving
 
 # Every pool up to the first number, or up to m; then so many more, each a few per cent above the last.

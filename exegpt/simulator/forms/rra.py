@@ -19,6 +19,7 @@ from exegpt.simulator.forms.rra_refined import refined_bounds
 from exegpt.simulator.iteration_blocks import Blocks
 from exegpt.simulator.memory import MemoryPlan
 from exegpt.simulator.pipeline import encode_end_s, finish_s, rhythm
+from exegpt.simulator.ragged import ragged_gains_s
 from exegpt.simulator.serving import Serving, make_estimates
 
 
@@ -57,11 +58,13 @@ class RraForm:
         if len(choice.stages) == 1:
             cycle, ttft, finish = _one_stage(m * encode[:, 0], m * decode[..., 0] * weights)
         else:
-            spread = self.spread.of_stages(choice.stages, m, batch, iterations, encode)
+            longer, spread = self.spread.of_stages(choice.stages, m, batch, iterations, encode)
+            encode = encode + longer
+            gains = ragged_gains_s(encode, spread, m)
             drains = iterations > serving.completion.max_iterations
-            steady = rhythm(encode, decode, m, drains, spread, weights)
-            cycle, ttft = steady.cycle_s, encode_end_s(encode, m, steady.offset_s, spread)
-            finish = finish_s(encode, decode, m, steady.offset_s, spread, weights=weights)
+            steady = rhythm(encode, decode, m, drains, gains, weights)
+            cycle, ttft = steady.cycle_s, encode_end_s(encode, m, steady.offset_s, gains)
+            finish = finish_s(encode, decode, m, steady.offset_s, gains, weights=weights)
         latency = ttft
         if ends > 0:
             cycles, rest = np.divmod(ends - 1, iterations)

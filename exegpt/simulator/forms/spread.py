@@ -6,14 +6,13 @@ import numpy as np
 
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import Stage
-from exegpt.simulator.pipeline import longest_of
 from exegpt.simulator.serving import Serving
 
 
 def ragged_spread_s(
     serving: Serving, stages: tuple[Stage, ...], queries: FloatArray, num_jobs: int, encode_s: FloatArray
 ) -> FloatArray:
-    """How much longer than the mean a stage takes for the longest of `num_jobs` micro-batches.
+    """Deviation of each stage's time for one of `num_jobs` micro-batches; shape (n, num_stages).
 
     Parameters
     ----------
@@ -24,9 +23,7 @@ def ragged_spread_s(
 
     Notes
     -----
-    Tokens vary with the prompts and by a whole prompt where the batch does not divide. The pipeline waits
-    for the longest micro-batch on every stage but the slowest; passing a stage with a later one costs
-    what the slowest stage would have done in that time.
+    Tokens vary with the prompts and by a whole prompt where the batch does not divide.
     """
     if num_jobs == 1 or len(stages) == 1:
         return np.zeros_like(encode_s)
@@ -42,8 +39,7 @@ def ragged_spread_s(
     longer = serving.costs(stages).encode_s(
         queries + more, queries * mean + deviation, np.sqrt(squares / (queries + more))
     )
-    slowest = encode_s.max(-1, keepdims=True)
-    return longest_of(np.maximum(longer - encode_s, 0.0), slowest - encode_s, num_jobs)
+    return np.maximum(longer - encode_s, 0.0)
 
 
 def square_per_token(serving: Serving) -> float:

@@ -16,6 +16,7 @@ from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
 from exegpt.simulator.forms.spread import ragged_spread_s
 from exegpt.simulator.pipeline import encode_end_s, finish_s, period_s, phase_s
+from exegpt.simulator.ragged import ragged_gains_s
 from exegpt.simulator.serving import Serving, make_estimates
 
 
@@ -29,7 +30,8 @@ class StaticForm:
         m, splits = choice.num_micro_batches, encode_splits_of(choice)
         encode = self.serving.encode_s(choice.stages, batch / (m * splits))
         spread = ragged_spread_s(self.serving, choice.stages, batch / (m * splits), m * splits, encode)
-        ttft = encode_end_s(encode, m * splits, np.zeros_like(encode), spread)
+        gains = ragged_gains_s(encode, spread, m * splits)
+        ttft = encode_end_s(encode, m * splits, np.zeros_like(encode), gains)
         longest = self.serving.completion.max_iterations
         per_micro_batch = batch[:, None] / m
         contexts = per_micro_batch * (self.serving.mean_input + 1 + np.arange(longest))
@@ -38,7 +40,7 @@ class StaticForm:
         else:
             rows = np.broadcast_to(per_micro_batch, contexts.shape)
             decode = self.serving.decode_s(choice.stages, rows, contexts, rows * self.serving.mean_input)
-            finish = finish_s(encode, decode, m, spread_s=spread, encode_splits=splits)
+            finish = finish_s(encode, decode, m, gains_s=gains, encode_splits=splits)
             steps = np.diff(finish, axis=1, prepend=ttft[:, None])
             total = ttft + (steps * self._shares(per_micro_batch[:, 0], decode, m)).sum(-1)
             latency = finish[:, -1]
