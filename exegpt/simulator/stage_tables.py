@@ -8,6 +8,7 @@ left are attention's tables. Sums of piecewise linear functions on the union of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from exegpt.profiler.table import LayerCosts, ProfileTable
 from exegpt.schedule import Stage
 from exegpt.simulator.choice import IntArray
 from exegpt.simulator.curves import AttentionTable, CurveTable
+from exegpt.simulator.memory import OVERFLOW_SIGMAS
 from exegpt.specs import ModelSpec
 
 # Bits of a stage's flags: it embeds, it samples, it hands on.
@@ -66,10 +68,17 @@ class StageTables:
     model : ModelSpec
     mean_input, rms_input : float
         Mean and root-mean-square prompt length, in tokens.
+
+    Notes
+    -----
+    Prompts vary: a micro-batch to encode is covered if the profile has its tokens with a reserve of
+    `OVERFLOW_SIGMAS` deviations.
     """
 
     def __init__(self, profile: ProfileTable, model: ModelSpec, mean_input: float, rms_input: float) -> None:
         self.model = model
+        deviation = np.sqrt(max(rms_input**2 - mean_input**2, 0.0))
+        self._reserve = float(OVERFLOW_SIGMAS * deviation / mean_input)
         self.degrees = sorted(profile.layers)
         self._row_bytes = model.hidden_size * profile.dtype.num_bytes
         layers = [profile.layers[degree] for degree in self.degrees]
@@ -100,29 +109,37 @@ class StageTables:
     def _encode(
         self, profile: ProfileTable, costs: LayerCosts, mean_input: float, rms_input: float
     ) -> list[list[_Part]]:
+        reserve = self._reserve
         layer = [
-            _Part(costs.encode_linear or costs.linear, mean_input),
+            _Part(costs.encode_linear or costs.linear, mean_input, reserve=reserve),
             _Part(costs.encode_attention, 1.0, second=rms_input),
         ]
         if costs.all_reduce is not None:
-            layer.append(_Part(costs.all_reduce, mean_input * self._row_bytes, 2))
+            layer.append(_Part(costs.all_reduce, mean_input * self._row_bytes, 2, reserve=reserve))
         return [layer] + [
-            self._rest(profile, costs, flags, _Part(costs.encode_overhead, 1.0), mean_input)
+            self._rest(profile, costs, flags, _Part(costs.encode_overhead, 1.0), mean_input, reserve)
             for flags in range(NUM_FLAGS)
         ]
 
     def _rest(
-        self, profile: ProfileTable, costs: LayerCosts, flags: int, overhead: _Part, tokens: float
+        self,
+        profile: ProfileTable,
+        costs: LayerCosts,
+        flags: int,
+        overhead: _Part,
+        tokens: float,
+        reserve: float = 0.0,
     ) -> list[_Part]:
-        """Everything of a stage but its layers; `tokens` per query."""
+        """Everything of a stage but its layers; `tokens` per query, which vary by `reserve`."""
         parts = [overhead]
         if flags & FIRST:
-            parts.append(_Part(costs.embed, tokens))
+            parts.append(_Part(costs.embed, tokens, reserve=reserve))
         if flags & LAST:
             parts.append(_Part(costs.head, 1.0))
         if flags & SENDS:
             # The last stage hands token ids back to the first one.
-            parts.append(_Part(profile.send, 8.0 if flags & LAST else tokens * self._row_bytes))
+            sent = _Part(profile.send, tokens * self._row_bytes, reserve=reserve)
+            parts.append(_Part(profile.send, 8.0) if flags & LAST else sent)
         return parts
 
     def kinds(self, pipelines: Sequence[tuple[Stage, ...]]) -> StageKinds:
@@ -237,12 +254,16 @@ class StageTables:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`weight` x a grid at `scale` x queries (and at `second` on its second axis)."""
+    """`weight` x a grid at `scale` x queries (and at `second` on its second axis).
+
+    So many queries are covered as the grid holds with `reserve` x their root more.
+    """
 
     grid: Grid
     scale: float
     weight: float = 1.0
     second: float | None = None
+    reserve: float = 0.0
 
     def points(self, limit: float) -> FloatArray:
         """Where its slope changes, in queries, up to `limit`."""
@@ -257,7 +278,10 @@ class _Part:
 
     def limit(self) -> float:
         """Most queries that it covers."""
-        return self.grid.limit(0) / self.scale if self.second is None else np.inf
+        if self.second is not None:
+            return np.inf
+        held = self.grid.limit(0) / self.scale
+        return (math.sqrt(self.reserve**2 / 4 + held) - self.reserve / 2) ** 2
 
     def at(self, queries: FloatArray) -> FloatArray:
         """Times in seconds."""
