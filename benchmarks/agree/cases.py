@@ -161,6 +161,8 @@ def make_cases(setting: Setting, policy: Policy, num_drawn: int, seed: int) -> l
     if best is None:
         return []
     cases = [_case(setting, problem, best, is_best=True)]
+    if not num_drawn:
+        return cases
     steady = problem.steady()
     space = problem.spaces(steady, [policy])[policy]
     rng = np.random.default_rng([seed, POLICIES.index(policy), SETTINGS.index(setting)])

@@ -122,17 +122,22 @@ class _Part:
     latencies_s: list[float]
 
 
-def _replay_parts(case: Case, count: int, wanted: _Sample) -> list[_Part]:
-    problem, schedule = case.problem, case.schedule
-    deployment = Deployment(
+def deployment(case: Case) -> Deployment:
+    """What a case is replayed on."""
+    problem = case.problem
+    return Deployment(
         model=problem.model,
         profile=problem.profile,
         memory_bytes=problem.cluster.memory_bytes,
         page_size=problem.page_size,
         mean_input_tokens=problem.lengths.mean_input,
     )
+
+
+def _replay_parts(case: Case, count: int, wanted: _Sample) -> list[_Part]:
+    schedule = case.schedule
     requests = sample(case, count * schedule.num_replicas, wanted)
-    by_id = {r.id: r for r in replay_schedule(schedule, deployment, requests).records}
+    by_id = {r.id: r for r in replay_schedule(schedule, deployment(case), requests).records}
     parts = [[by_id[r.id] for r in part] for part in deal(requests, schedule.num_replicas)]
     return [_part(case, part) for part in parts]
 
