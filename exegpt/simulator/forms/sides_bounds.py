@@ -10,6 +10,7 @@ import numpy as np
 from exegpt.profiler.grid import FloatArray
 from exegpt.schedule import Stage
 from exegpt.simulator.choice import Bounds, Choice, IntArray
+from exegpt.simulator.forms.counted_batches import batch_encode_upper_s
 from exegpt.simulator.forms.decode_pool import DecodePools, Pools, between, meeting_point, pipeline_key
 from exegpt.simulator.memory import OVERFLOW_SIGMAS
 from exegpt.simulator.serving import Serving
@@ -127,8 +128,8 @@ def sides_bounds(
     low, high = batches.astype(np.float64).T
     share = (prepared.num_encode_instances / prepared.num_decode_instances)[which]
     with np.errstate(divide="ignore", invalid="ignore"):
-        passage, every = _encode_s(serving, prepared, which, low, share)
-        passage_most, every_most = _encode_s(serving, prepared, which, high, share)
+        passage, every = _encode_s(serving, prepared, which, (low, low), share, upper=False)
+        passage_most, every_most = _encode_s(serving, prepared, which, (low, high), share, upper=True)
         transfer = _transfer(prepared, which)
         handed = pools.moments.handed_tokens
         arrives, arrives_most = transfer.latency_s(low * handed), transfer.latency_s(high * handed)
@@ -165,14 +166,28 @@ def _transfer(prepared: Prepared, which: IntArray) -> Transfer:
 
 
 def _encode_s(
-    serving: Serving, prepared: Prepared, which: IntArray, batch: FloatArray, share: FloatArray
+    serving: Serving,
+    prepared: Prepared,
+    which: IntArray,
+    batches: tuple[FloatArray, FloatArray],
+    share: FloatArray,
+    *,
+    upper: bool,
 ) -> tuple[FloatArray, FloatArray]:
-    """Passage of a batch, and how often one can leave; each (n,)."""
+    """Passage of a batch, and how often one can leave; each (n,).
+
+    The greatest batch's, at least as long as that of any other; or with mean prompts, no longer than it is.
+    """
+    (low, batch), policy = batches, prepared.choices[0].policy
     passage, slowest = np.zeros((2, len(which)))
     pipelines = prepared.encode[which]
     for row in np.unique(pipelines):
         mine = np.flatnonzero(pipelines == row)
-        stage_s = serving.encode_s(prepared.encode_stages[row], batch[mine])
+        stages = prepared.encode_stages[row]
+        if upper:
+            stage_s = batch_encode_upper_s(serving, policy, stages, low[mine], batch[mine])
+        else:
+            stage_s = serving.encode_s(stages, batch[mine])
         passage[mine], slowest[mine] = stage_s.sum(-1), stage_s.max(-1)
     transfer, tokens = _transfer(prepared, which), batch * serving.mean_input
     links = np.maximum(transfer.source_s(tokens), share * transfer.target_s(tokens))

@@ -23,6 +23,7 @@ import numpy as np
 from exegpt.policies.waa import LEAST_WEIGHED_BATCH
 from exegpt.profiler.grid import FloatArray
 from exegpt.simulator.choice import Bounds, Choice, Estimates, IntArray
+from exegpt.simulator.forms.counted_batches import batch_encode_s
 from exegpt.simulator.forms.decode_pool import DecodePools, Pools, between, meeting_point
 from exegpt.simulator.forms.sides_bounds import Prepared, encode_kv_tokens, prepare, sides_bounds
 from exegpt.simulator.memory import OVERFLOW_SIGMAS, MemoryPlan
@@ -120,7 +121,7 @@ class SidesForm:
 
     def _inflow(self, choice: Choice, batch: FloatArray) -> _Inflow:
         serving = self.serving
-        stage_s = serving.encode_s(choice.encode_stages, batch)
+        stage_s = batch_encode_s(serving, choice.policy, choice.encode_stages, batch)
         transfer = make_transfer(
             serving.profile, serving.model, choice.policy, choice.encode_stages, choice.decode_stages
         )
