@@ -70,6 +70,28 @@ def test_every_policys_schedule_is_replayed_and_estimated(policy, tmp_path):
     assert max(e.rank for e in result.events) < CLUSTER.num_gpus
 
 
+@pytest.mark.parametrize("bursts", [False, True])
+@pytest.mark.parametrize("policy", Policy)
+def test_every_policy_serves_requests_as_they_arrive(policy, bursts):
+    schedule = solve(problem(policy)).schedule()
+    rng, count = np.random.default_rng(5), 300
+    # STATIC starts a batch with what has come while the one before ran: less than it was planned for.
+    arrivals = poisson_arrivals(0.3 * schedule.predicted["throughput_per_s"], count, rng)
+    if bursts:
+        # A trace's: thirty at once, then none for as long as they take to arrive one by one.
+        arrivals = np.repeat(arrivals[::30], 30)
+    drawn = sample_requests(LENGTHS, count, rng, arrivals_s=arrivals)
+    records = replay_schedule(schedule, DEPLOYMENT, drawn).records
+    assert [r.output_tokens for r in records] == [r.forced_output_tokens for r in drawn]
+    assert all(r.encode_start_s >= r.arrival_s for r in records)
+    assert all(np.all(np.diff(r.token_s) > 0) for r in records)
+    # It keeps up: the last ones wait no longer than the first ones, but for chance.
+    waits = np.array([r.encode_start_s - r.arrival_s for r in records])
+    span = records[-1].arrival_s
+    assert waits[-60:].mean() < 0.1 * span
+    assert max(r.finish_s for r in records) > span
+
+
 def two_replicas():
     knobs = Knobs(
         encode_batch_size=6,
