@@ -15,6 +15,8 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from agree.cases import POLICIES, SETTINGS, Case, make_cases
@@ -37,6 +39,7 @@ def main() -> int:
     parser.add_argument("--policies", nargs="+", choices=names, default=names)
     parser.add_argument("--drawn", type=int, default=2, help="random schedules of a policy in a setting")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of samples of each schedule, from 2 on")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of schedules")
     parser.add_argument("--out", type=Path, default=DOCS / "agreement.md")
     args = parser.parse_args()
@@ -47,7 +50,7 @@ def main() -> int:
     started = time.perf_counter()
     console = Console()
     results = compare_all(
-        [Policy[name] for name in args.policies], args.drawn, args.pairs, args.seed, console
+        [Policy[name] for name in args.policies], args.drawn, args.pairs, args.seed, args.jobs, console
     )
     command = " ".join(["python", "benchmarks/agreement.py", *sys.argv[1:]])
     machine = f"{os.cpu_count()} CPU cores ({platform.machine()})"
@@ -65,7 +68,7 @@ def main() -> int:
 
 
 def compare_all(
-    policies: Sequence[Policy], num_drawn: int, num_pairs: int, seed: int, console: Console
+    policies: Sequence[Policy], num_drawn: int, num_pairs: int, seed: int, num_jobs: int, console: Console
 ) -> list[Agreement]:
     """Every policy in every setting; what is beyond the goal is told at once."""
     cases: list[Case] = []
@@ -76,11 +79,13 @@ def compare_all(
             for setting in SETTINGS:
                 cases += make_cases(setting, policy, num_drawn, seed)
                 progress.advance(task)
-        task = progress.add_task("replaying", total=2 * num_pairs * len(cases))
-        for case in cases:
-            results.append(compare(case, num_pairs, lambda: progress.advance(task)))
-            if not is_within(results[-1]):
-                progress.console.print(told(results[-1]), markup=False, soft_wrap=True)
+        task = progress.add_task("replaying", total=len(cases))
+        with ProcessPoolExecutor(num_jobs) as pool:
+            for result in pool.map(partial(compare, num_pairs=num_pairs), cases):
+                results.append(result)
+                progress.advance(task)
+                if not is_within(result):
+                    progress.console.print(told(result), markup=False, soft_wrap=True)
     return results
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,8 +43,8 @@ class Agreement:
     wall_s: float
 
 
-def compare(case: Case, num_pairs: int, report: Callable[[], None]) -> Agreement:
-    """Replay `num_pairs` pairs of samples; `report` is called after each sample.
+def compare(case: Case, num_pairs: int) -> Agreement:
+    """Replay `num_pairs` pairs of samples.
 
     The two samples of a pair are antithetic: where one has a quantile q, the other has 1 - q. Each is
     an ordinary sample, but the means of the two together vary little.
@@ -55,7 +55,6 @@ def compare(case: Case, num_pairs: int, report: Callable[[], None]) -> Agreement
     for pair in range(num_pairs):
         for twin in range(2):
             rates[pair, twin], latencies[pair, twin] = _replay(case, count, pair, twin)
-            report()
     predicted = case.schedule.predicted
     rate, rate_sem = _mean(rates.mean(1))
     latency, latency_sem = _mean(latencies.mean(1))

@@ -41,6 +41,11 @@ Made on {today} on {machine}, in {wall_s:.0f} s. Profiles are analytic; no GPU i
   the mean length by less than 0.1 %. The static policies compute on until the longest query of a batch ends,
   so theirs is the latency of the longest output.
 - An error is closed form / replay - 1. Goal: {throughput:.0%} of throughput, {latency:.0%} of latency.
+
+Not covered by the closed forms, and beyond the goal where it matters: two sides whose inflow and drain are
+within a few per cent of each other, so that now the one and now the other limits; pools of fewer than two
+encode batches, where it counts when a batch comes; and RRA at the limit of memory with many iterations a
+cycle, whose admission keeps pages for the end of the cycle of queries that end before.
 """
 
 
