@@ -45,7 +45,10 @@ Made on {today} on {machine}, in {wall_s:.0f} s. Profiles are analytic; no GPU i
 Not covered by the closed forms, and beyond the goal where it matters: two sides whose inflow and drain are
 within a few per cent of each other, so that now the one and now the other limits; pools of fewer than two
 encode batches, where it counts when a batch comes; and RRA at the limit of memory with many iterations a
-cycle, whose admission keeps pages for the end of the cycle of queries that end before.
+cycle, whose admission keeps pages for the end of the cycle of queries that end before. With two random
+schedules each (`--drawn 2`) there are such: RRA on GPT-3 175B at the limit of memory (b 404, N_D 122, m 14:
+throughput +11.3 %, latency +4.9 %), and CHUNKED with 32 micro-batches of 12 slots over 16 stages (GPT-3 39B:
++9.2 %, -8.4 %), which is not explained yet; ITERATION's worst is -2.1 % (GPT-3 39B, b 30, two stages).
 """
 
 
