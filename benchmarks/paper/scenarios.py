@@ -34,6 +34,8 @@ BOUNDS = {"tight": 0.10, "medium": 0.30, "loose": 0.70, "none": None}
 RRA = (Policy.RRA,)
 WAA = (Policy.WAA_C, Policy.WAA_M)
 PUBLISHED = (*RRA, *WAA)
+# With our own search over the split of the GPUs.
+OURS = (*PUBLISHED, Policy.WAA)
 # Systems that it, or later work, is compared with; STATIC is FasterTransformer.
 PEERS = (Policy.STATIC_HYBRID, Policy.ITERATION, Policy.CHUNKED, Policy.DISAGGREGATED)
 
