@@ -54,8 +54,8 @@ def section(outcomes: Sequence[Outcome], place: Place, console: Console) -> Sect
         place.link("figure-8.png", "gains of figure 8"),
         "### Winning policy per task\n\n" + winners_table(outcomes),
         "### The greatest gain\n\n" + greatest_text(at_batches),
-        "### All scenarios\n\nThroughput in sequences/s; `-` where no schedule meets the bound (the paper's NS)."
-        "\n\n" + scenarios_table(outcomes),
+        "### All scenarios\n\nThroughput in sequences/s; `-` where no schedule meets the bound (the paper's "
+        "NS).\n\n" + scenarios_table(outcomes),
     ]
     return Section(
         title="Figures 6 and 8: throughput over the static baseline",
@@ -88,7 +88,7 @@ def claims(outcomes: Sequence[Outcome], at_batches: Sequence[Sequence[object]]) 
             ours=f"{mean_gain(small):.2f}x; greatest {_gain(best_small):.2f}x ({best_small.scenario}, "
             f"{best_small.winner}), {_gain(papers_best):.2f}x at the paper's place",
             agrees=mean_gain(small) >= 2.0 and _gain(best_small) >= 5.4,
-            why="the model, the policy and the bound of the greatest gain are the paper's, its task and size not.",
+            why="model, policy and bound of the greatest gain are the paper's, its task and size are not.",
         ),
         Claim(
             where="figure 8",
@@ -96,8 +96,8 @@ def claims(outcomes: Sequence[Outcome], at_batches: Sequence[Sequence[object]]) 
             ours=f"{fmean(rra):.2f}x, from {min(rra):.2f}x to {max(rra):.2f}x; "
             f"{unbounded:.2f}x without a bound",
             agrees=fmean(rra) >= 3.2 and max(rra) >= 15.2,
-            why="above the paper without a bound, below it at tight ones: these depend on the smallest static "
-            "batch (below).",
+            why="above the paper without a bound, below it at tight ones: these depend on the smallest "
+            "static batch (below).",
         ),
         Claim(
             where="figure 8",
@@ -136,8 +136,8 @@ def policy_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
             agrees=wins["T"]["RRA"] > wins["T"]["WAA"]
             and all(wins[t]["WAA"] > wins[t]["RRA"] for t in ("S", "C1")),
             why="at tight bounds WAA's pool makes answers late here, and without a bound RRA encodes in "
-            "large batches; on T5 with eight GPUs the two are within a few per cent of each other. WAA wins where "
-            "it does in the paper: 13B and 39B on S and C1 between the bounds.",
+            "large batches; on T5 with eight GPUs the two are within a few per cent of each other. WAA wins "
+            "where it does in the paper: 13B and 39B on S and C1 between the bounds.",
         ),
         Claim(
             where="figure 8",
@@ -192,8 +192,8 @@ def greatest_text(rows: Sequence[Sequence[object]]) -> str:
         [r[0], r[1], format_seconds(_f(r[2])), format_number(_f(r[3])), format_ratio(_f(r[4]))] for r in rows
     ]
     return (
-        "The tighter the bound, the fewer queries a static batch may hold, while ours only encode less often. "
-        "With the bound at STATIC's own latency for a small batch, 175B on G:\n\n"
+        "The tighter the bound, the fewer queries a static batch may hold, while ours only encode less "
+        "often. With the bound at STATIC's own latency for a small batch, 175B on G:\n\n"
         + table(["experiment", "static batch", "bound", "STATIC seq/s", "gain"], shown, right=(1, 2, 3, 4))
     )
 

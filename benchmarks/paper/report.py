@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 
@@ -80,3 +81,25 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Seq
 
 def _cell(value: object) -> str:
     return "-" if value is None else str(value).replace("|", "\\|")
+
+
+def page(sections: Sequence[Section], *, command: str, machine: str, wall_s: float) -> str:
+    """The report: how it was made, all claims, then the sections."""
+    claims = [claim for section in sections for claim in section.claims]
+    compared = [claim for claim in claims if claim.agrees is not None]
+    agreeing = sum(bool(claim.agrees) for claim in compared)
+    head = f"""# What the paper states and what we find
+
+ExeGPT (ASPLOS '24, arXiv 2404.07947) measured its own runtime on A40 and A100 clusters. Here the same models,
+clusters, length distributions and bounds are planned from an analytic profile of those GPUs and, where it is
+said, replayed request by request. So ratios between policies can be compared, absolute times only roughly: no
+profile of the paper is public.
+
+    {command}
+
+Made on {date.today()} on {machine}, in {wall_s:.0f} s.
+
+Of {len(compared)} statements {agreeing} agree: our figure is at least the paper's where more is better, at
+most where less is, and the same where it is a choice. For the others the reason stands beside."""
+    parts = [head, "## All statements", claims_table(claims), *[section.markdown() for section in sections]]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
