@@ -199,15 +199,4 @@ def _draw(space: PolicySpace, steady: SteadyState, problem: Problem, rng: np.ran
     memory = e.memory.total_bytes[0]
     if not np.isfinite(e.latency_s[0]) or memory.max() > problem.cluster.memory_bytes:
         return None
-    return Best(
-        choice=space.choices[index],
-        batch=batch,
-        extent=extent,
-        score=float(e.throughput_per_s[0]),
-        throughput_per_s=float(e.throughput_per_s[0]),
-        latency_s=float(e.latency_s[0]),
-        ttft_s=float(e.ttft_s[0]),
-        tpot_s=float(e.tpot_s[0]),
-        decode_batch_size=float(e.decode_batch_size[0]),
-        memory_bytes=tuple(map(int, memory)),
-    )
+    return Best.of(space.choices[index], batch, extent, e)

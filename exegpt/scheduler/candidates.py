@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,19 +102,7 @@ class Tally:
         score = np.where(feasible, score, -np.inf)
         top = np.flatnonzero(score == score.max())
         i = int(top[np.lexsort((batches[top], e.latency_s[top]))[0]])
-        found = Best(
-            choice=choice,
-            batch=int(batches[i]),
-            extent=int(extents[i]),
-            score=float(score[i]),
-            throughput_per_s=float(e.throughput_per_s[i]),
-            latency_s=float(e.latency_s[i]),
-            ttft_s=float(e.ttft_s[i]),
-            tpot_s=float(e.tpot_s[i]),
-            decode_batch_size=float(e.decode_batch_size[i]),
-            memory_bytes=tuple(int(b) for b in e.memory.total_bytes[i]),
-            worst=None if e.worst is None else {name: float(v[i]) for name, v in e.worst.items()},
-        )
+        found = replace(Best.of(choice, int(batches[i]), int(extents[i]), e, at=i), score=float(score[i]))
         return found if best is None or found.order > best.order else best
 
     def _note(self, met: dict[str, BoolArray], e: Estimates) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from exegpt.schedule import SIDED_POLICIES, Knobs, Schedule
 from exegpt.scheduler.continuous import continuous_knobs
-from exegpt.simulator.choice import Choice
+from exegpt.simulator.choice import Choice, Estimates
 from exegpt.specs import Policy
 
 
@@ -47,6 +47,24 @@ class Best:
     decode_batch_size: float
     memory_bytes: tuple[int, ...]
     worst: Mapping[str, float] | None = None
+
+    @classmethod
+    def of(cls, choice: Choice, batch: int, extent: int, e: Estimates, *, at: int = 0) -> Best:
+        """The candidate that row `at` of the estimates is of, scored by its throughput."""
+        throughput_per_s = float(e.throughput_per_s[at])
+        return cls(
+            choice=choice,
+            batch=batch,
+            extent=extent,
+            score=throughput_per_s,
+            throughput_per_s=throughput_per_s,
+            latency_s=float(e.latency_s[at]),
+            ttft_s=float(e.ttft_s[at]),
+            tpot_s=float(e.tpot_s[at]),
+            decode_batch_size=float(e.decode_batch_size[at]),
+            memory_bytes=tuple(int(b) for b in e.memory.total_bytes[at]),
+            worst=None if e.worst is None else {name: float(v[at]) for name, v in e.worst.items()},
+        )
 
     @property
     def order(self) -> tuple[float, float, int]:
