@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -14,56 +12,22 @@ from rich.console import Console
 from rich.progress import track
 
 from exegpt.events import StageEvent
-from exegpt.report.solution_rows import knobs_text
 from exegpt.report.spread import steady_cycles
-from exegpt.report.units import format_number, format_ratio, format_seconds, ratio_of
 from exegpt.scheduler.pipelines import make_pipeline
 from exegpt.scheduler.problem import Problem
 from exegpt.scheduler.result import Best
-from exegpt.scheduler.solution import candidate_record
 from exegpt.scheduler.solve import solve
 from exegpt.simulator.choice import Choice
 from exegpt.simulator.replay_schedule import Deployment, replay_schedule
 from exegpt.specs import BoundSpec, Counting, Policy
 from exegpt.workload.requests import sample_requests
-from paper.report import Claim, Place, Section, table
+from paper.case_facts import TABLE_6, Row, Times, flat, printed_identity_s
+from paper.case_tables import identity_table, ours_table, theirs_table, times_table
+from paper.report import Claim, Place, Section
 from paper.scenarios import PUBLISHED, Scenario, problem
 
 SCENARIO = Scenario(experiment="opt-13b", task="S", bound="none")
 NUM_REQUESTS = 4000
-BOUND_LENGTH = 63  # 99th percentile of task S (table 3)
-
-# Mean and half range, s, by phase.
-Times = Mapping[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A row of Table 6; TP is 2 beside 2 for WAA."""
-
-    bound_s: float
-    policy: Policy
-    batch: int
-    extent: int
-    tp_size: int
-    latency_s: float
-    throughput_per_s: float
-
-
-_WAA, _RRA = partial(Row, policy=Policy.WAA_C, tp_size=2), partial(Row, policy=Policy.RRA, tp_size=4)
-TABLE_6 = (
-    _WAA(bound_s=3.1, batch=4, extent=1, latency_s=3.01, throughput_per_s=22.41),
-    _WAA(bound_s=5.9, batch=10, extent=1, latency_s=4.11, throughput_per_s=23.76),
-    _RRA(bound_s=11.5, batch=52, extent=13, latency_s=10.23, throughput_per_s=25.23),
-    _RRA(bound_s=math.inf, batch=49, extent=7, latency_s=16.87, throughput_per_s=26.15),
-)
-# Table 7: mean and half range that holds 99 % of the times, s.
-TABLE_7 = {
-    ("RRA", "encode"): (1.68, 0.12),
-    ("RRA", "decode"): (0.038, 0.001),
-    ("WAA", "encode"): (0.85, 0.10),
-    ("WAA", "decode"): (0.041, 0.002),
-}
 
 
 def section(_place: Place, console: Console) -> Section:
@@ -124,18 +88,6 @@ def evaluate(given: Problem, row: Row) -> dict[Counting, Best]:
     return found
 
 
-def identity_s(row: Row, length: int, decode_s: float) -> float:
-    """Latency of RRA's printed closed form, s: full cycles, the encoding, then iterations up to `length`."""
-    cycle_s = row.batch / row.throughput_per_s
-    encode_s = cycle_s - row.extent * decode_s
-    cycles, left = divmod(length - 1, row.extent)
-    return cycles * cycle_s + encode_s + (1 + left) * decode_s
-
-
-def _identity(row: Row) -> float:
-    return identity_s(row, BOUND_LENGTH, TABLE_7["RRA", "decode"][0])
-
-
 def stage_times(given: Problem, best: Best) -> Times:
     """Mean and half the range that holds 99 % of a stage's times, s, by phase, from a replay."""
     schedule = best.schedule(given.model.name, given.lengths.summary(), given.lengths.mean_output)
@@ -179,7 +131,7 @@ def claims(
     kept = ours[TABLE_6[0]] / ours[TABLE_6[-1]]
     papers_kept = TABLE_6[0].throughput_per_s / TABLE_6[-1].throughput_per_s
     errors = [both[Counting.paper].throughput_per_s / r.throughput_per_s - 1 for r, both in theirs.items()]
-    printed = [_identity(row) for row in TABLE_6[2:]]
+    printed = [printed_identity_s(row) for row in TABLE_6[2:]]
     off = [t / row.latency_s - 1 for t, row in zip(printed, TABLE_6[2:], strict=True)]
     worse = [row for row, both in theirs.items() if both[Counting.exact].throughput_per_s > ours[row] + 1e-9]
     faster = [row for row in worse if theirs[row][Counting.exact].latency_s <= row.bound_s]
@@ -229,78 +181,3 @@ def claims(
             why="batches are not adjusted to the pool in this replay.",
         ),
     ]
-
-
-def flat(times: Mapping[str, Times]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Times by policy and phase."""
-    return {(policy, phase): value for policy, by in times.items() for phase, value in by.items()}
-
-
-def theirs_table(given: Problem, theirs: Mapping[Row, Mapping[Counting, Best]]) -> str:
-    """A row per row of Table 6."""
-    rows = []
-    for row, both in theirs.items():
-        paper, exact = both[Counting.paper], both[Counting.exact]
-        rows.append(
-            [
-                row.bound_s,
-                f"{row.policy.value}: {knobs(given, exact)}",
-                *[f"{x.throughput_per_s:.2f}" for x in (row, paper, exact)],
-                *[f"{x.latency_s:.2f} s" for x in (row, paper, exact)],
-            ]
-        )
-    header = ["bound, s", "schedule", "seq/s: paper", "paper's counting", "exact"]
-    return table([*header, "latency: paper", "paper's counting", "exact"], rows, right=(0, *range(2, 8)))
-
-
-def ours_table(given: Problem, found: Mapping[Row, Best | None], static: Mapping[Row, Best | None]) -> str:
-    """A row per bound of Table 6."""
-    rows = []
-    for row, best in found.items():
-        base = static[row]
-        if best is None:
-            rows.append([row.bound_s, "none", None, None, None, None])
-            continue
-        rows.append(
-            [
-                row.bound_s,
-                f"{best.choice.policy.value}: {knobs(given, best)}",
-                format_number(best.throughput_per_s),
-                format_seconds(best.latency_s),
-                format_ratio(best.throughput_per_s / row.throughput_per_s),
-                format_ratio(ratio_of(best.throughput_per_s, base.throughput_per_s if base else None)),
-            ]
-        )
-    header = ["bound, s", "schedule", "seq/s", "latency", "over the paper's figure", "over STATIC here"]
-    return table(header, rows, right=(0, 2, 3, 4, 5))
-
-
-def knobs(given: Problem, best: Best) -> str:
-    """A schedule in the paper's symbols."""
-    return knobs_text(candidate_record(best, given.lengths.mean_output))
-
-
-def identity_table() -> str:
-    """Latencies of the printed rows of RRA by its closed form."""
-    rows = [
-        [
-            f"B_E {r.batch}, N_D {r.extent}",
-            *map(format_seconds, (r.latency_s, identity_s(r, BOUND_LENGTH, decode_s))),
-        ]
-        for r in TABLE_6
-        if r.policy is Policy.RRA
-    ]
-    return table(["schedule", "printed", "closed form"], rows, right=(1, 2))
-
-
-def times_table(times: Mapping[str, Times]) -> str:
-    """Times of stages beside Table 7's."""
-    rows = [
-        [policy, phase, *[_range_text(*pair) for pair in (TABLE_7[policy, phase], ours)]]
-        for (policy, phase), ours in flat(times).items()
-    ]
-    return table(["policy", "phase", "the paper", "here"], rows, right=(2, 3))
-
-
-def _range_text(mean_s: float, half_s: float) -> str:
-    return f"{format_seconds(mean_s)} +- {half_s / mean_s:.1%}"

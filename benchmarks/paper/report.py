@@ -100,6 +100,7 @@ profile of the paper is public.
 Made on {date.today()} on {machine}, in {wall_s:.0f} s.
 
 Of {len(compared)} statements {agreeing} agree: our figure is at least the paper's where more is better, at
-most where less is, and the same where it is a choice. For the others the reason stands beside."""
+most where less is, the same where it is a choice, and within 10 % where a value is printed. For the others
+the reason stands beside."""
     parts = [head, "## All statements", claims_table(claims), *[section.markdown() for section in sections]]
     return "\n\n".join(part.strip() for part in parts) + "\n"
