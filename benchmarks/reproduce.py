@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from paper import case_study, gains, memory_split, peers, search_times
+from paper import case_study, gains, memory_split, monotonicity, peers, search_times
 from paper.outcomes import Outcome, solve_all
 from paper.report import Place, Section, page
 from paper.scenarios import scenarios
@@ -40,6 +40,7 @@ SECTIONS: dict[str, Maker] = {
     "peers": lambda place, console: peers.section(outcomes(console), place, console),
     "memory_split": memory_split.section,
     "case_study": case_study.section,
+    "monotonicity": monotonicity.section,
 }
 
 
