@@ -90,6 +90,10 @@ def start() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (`--help | head`); Python would try to flush it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:
         text = explain(error)
         if text is None or os.environ[SHOW_TRACEBACK] == "1":

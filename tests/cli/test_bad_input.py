@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cli_jobs import FIXED, Finished, launch
+from cli_jobs import FIXED, LAUNCH, Finished, launch
 
 SOLVE = (*FIXED, "command=solve")
 UP = (*FIXED, "command=up")
@@ -235,3 +238,17 @@ def test_traceback_on_request(place: Callable[[], Path], tiny: tuple[str, ...]) 
     assert finished.code != 0
     assert "Traceback (most recent call last)" in finished.err
     assert "ConfigError: bound.latency_s=-1.0: must be above 0 s" in finished.err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    # As `python launch.py --help | head -1`: the text is longer than a pipe holds unread.
+    job = subprocess.Popen(
+        [sys.executable, LAUNCH, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None
+    assert job.stderr is not None
+    job.stdout.close()
+    with job.stderr:
+        said = job.stderr.read()
+    assert job.wait() == 128 + signal.SIGPIPE
+    assert said == ""
