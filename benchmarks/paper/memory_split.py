@@ -36,6 +36,7 @@ class Split:
     weights_bytes: float
     kv_bytes: float
     other_bytes: float
+    capacity_bytes: float
     encode_gpus: int
     decode_gpus: int
 
@@ -98,6 +99,7 @@ def split_of(model: str, task: str, given: Problem, best: Best) -> Split:
         weights_bytes=weights,
         kv_bytes=kv,
         other_bytes=float(np.sum(plan.total_bytes[0] * gpus)) - weights - kv,
+        capacity_bytes=given.cluster.memory_bytes * given.cluster.num_gpus,
         encode_gpus=choice.num_replicas * sum(s.tp_size for s in choice.encode_stages),
         decode_gpus=choice.num_replicas * sum(s.tp_size for s in choice.decode_stages),
     )
@@ -202,12 +204,12 @@ def plot(splits: Sequence[Split], place: Place) -> None:
         labels = [f"{s.policy.value}\n{s.model}\n{s.task}" for s in splits]
         below = np.zeros(len(splits))
         for name in ("weights", "kv", "other"):
-            values = np.asarray([getattr(s, f"{name}_bytes") / GIB for s in splits])
+            values = np.asarray([100 * getattr(s, f"{name}_bytes") / s.capacity_bytes for s in splits])
             axes.bar(np.arange(len(splits)), values, bottom=below, width=0.6, label=name.replace("kv", "K/V"))
             below += values
         axes.set_xticks(np.arange(len(splits)), labels, fontsize=7)
         axes.grid(visible=False, axis="x")
-        axes.set_ylabel("GiB over all GPUs")
+        axes.set_ylabel("% of all GPUs' memory")
         axes.legend()
 
     save(place.directory / "memory.png", paint)
