@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from paper import case_study, drift, gains, memory_split, monotonicity, peers, search_times
+from paper import case_study, drift, gains, memory_split, monotonicity, peers, real_lengths, search_times
 from paper.outcomes import Outcome, solve_all
 from paper.report import Place, Section, page
 from paper.scenarios import scenarios
@@ -41,6 +41,7 @@ SECTIONS: dict[str, Maker] = {
     "memory_split": memory_split.section,
     "case_study": case_study.section,
     "monotonicity": monotonicity.section,
+    "real_lengths": real_lengths.section,
     "drift": drift.section,
 }
 

@@ -57,7 +57,7 @@ def first_feasible(
     name: str, policies: Sequence[Policy], bounds: Sequence[str], done: Callable[[], None]
 ) -> Setting:
     """The policies under the first of the bounds that they meet, with every drift."""
-    unmet = {}
+    unmet: dict[str, float] = {}
     for bound in bounds:
         given = fixed_bound(problem(Scenario(experiment=EXPERIMENT, task=TASK, bound=bound), policies))
         found = solve(replace(given, baselines=()))
