@@ -10,7 +10,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import track
 
-from exegpt.report.solution_rows import knobs_text
+from exegpt.report.schedule_text import knobs_text
 from exegpt.report.units import format_number, format_ratio, format_seconds
 from exegpt.scheduler.solution import candidate_record
 from exegpt.scheduler.solve import solve

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from exegpt.report.solution_rows import Record, is_feasible, knobs_text
+from exegpt.report.reasons import is_feasible
+from exegpt.report.schedule_text import Record, knobs_text
 from exegpt.report.units import format_number, format_percent, format_seconds
 
 Points = list[tuple[float, float]]

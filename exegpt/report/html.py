@@ -9,10 +9,12 @@ from typing import Any
 
 from exegpt.events import RequestRecord, StageEvent
 from exegpt.report import frontier_rows as frontier
+from exegpt.report import memory_rows as memory
 from exegpt.report import plots, rows
 from exegpt.report import sizing_rows as sizing
 from exegpt.report import solution_rows as solution
 from exegpt.report.pareto import frontier_plot
+from exegpt.report.reasons import is_feasible
 from exegpt.report.result_file import plain, write_text
 from exegpt.report.spread import MIN_CYCLES
 from exegpt.report.summary import is_complete
@@ -34,6 +36,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 thead th { color: var(--soft); font-weight: 500; } tbody th { font-weight: 500; white-space: nowrap; }
+tbody + tbody { border-top: 2px solid var(--soft); }
 td.number, th.number { text-align: right; white-space: nowrap; }
 figure { margin: 1rem 0 1.6rem; } figure svg { width: 100%; height: auto; display: block; }
 figcaption { font-size: .9rem; }
@@ -136,11 +139,18 @@ def _quantity(key: str, value: Any) -> str:
 def _solve(solve: Mapping[str, Any]) -> list[str]:
     facts = solution.solution_rows(solve) + solution.advice_rows(solve)
     body = [_section(solution.solution_title(solve)), _facts(facts)]
-    if compared := solution.policy_rows(solve):
+    if used := memory.memory_rows(solve):
         body += [
-            _section("Policies at their best under the same bound"),
-            '<p class="soft">ratio: chosen throughput over this one\'s</p>',
-            _grid(solution.policy_columns(solve), compared),
+            _section("Memory"),
+            f'<p class="soft">{escape(memory.memory_title(solve))}</p>',
+            _grid(memory.memory_columns(solve), used),
+        ]
+    policies, baselines = solution.policy_rows(solve), solution.baseline_rows(solve)
+    if policies or baselines:
+        body += [
+            _section("Policies"),
+            f'<p class="soft">{escape(solution.policy_title(solve))}</p>',
+            _grid(solution.policy_columns(solve), policies, baselines),
         ]
     if record := solve.get("sizing"):
         body += [
@@ -171,7 +181,7 @@ def _figures(
     label = "measured" if run else "replayed"
     figures = []
     compared = [*(solve.get("policies") or {}).values(), *(solve.get("baselines") or {}).values()]
-    if any(map(solution.is_feasible, compared)):
+    if any(map(is_feasible, compared)):
         figures.append(("Throughput of policies and baselines, each at its best", plots.throughputs(solve)))
     if solve.get("frontier"):
         figures.append(
@@ -202,13 +212,15 @@ def _facts(facts: Sequence[tuple[str, str]]) -> str:
     return f"<table><tbody>{lines}</tbody></table>"
 
 
-def _grid(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    text = {0, *(place for place, column in enumerate(columns) if column in ("knobs", "policy"))}
+def _grid(columns: Sequence[str], *bodies: Sequence[Sequence[str]]) -> str:
+    """A table; several bodies are set apart by a line."""
+    text = {0, *(place for place, column in enumerate(columns) if column in ("knobs", "policy", "limit"))}
 
     def cells(tag: str, values: Sequence[str]) -> str:
         css = ["" if place in text else ' class="number"' for place in range(len(values))]
         return "".join(f"<{tag}{c}>{escape(v)}</{tag}>" for c, v in zip(css, values, strict=True))
 
     head = f"<thead><tr>{cells('th', columns)}</tr></thead>"
-    body = "".join(f"<tr>{cells('td', line)}</tr>" for line in lines)
-    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+    lines = ["".join(f"<tr>{cells('td', line)}</tr>" for line in body) for body in bodies if body]
+    groups = "".join(f"<tbody>{body}</tbody>" for body in lines)
+    return f'<div class="wide"><table>{head}{groups}</table></div>'

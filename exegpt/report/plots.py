@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exegpt.events import RequestRecord, StageEvent
-from exegpt.report.solution_rows import is_feasible
+from exegpt.report.reasons import is_feasible
 from exegpt.report.spread import pool_over_time, stage_spreads
 from exegpt.report.summary import is_complete, latencies_s
 from exegpt.report.units import format_number, format_seconds

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exegpt.report.solution_rows import Record, bound_text, throughput_text
+from exegpt.report.schedule_text import Record
+from exegpt.report.solution_rows import bound_text, throughput_text
 from exegpt.report.units import ABSENT, format_number, format_percent, format_seconds, ratio_of
 
 

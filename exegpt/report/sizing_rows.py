@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from exegpt.report.solution_rows import Record, is_feasible, knobs_text
+from exegpt.report.reasons import is_feasible
+from exegpt.report.schedule_text import Record, knobs_text
 from exegpt.report.units import ABSENT, format_number, format_percent, format_seconds
 
 

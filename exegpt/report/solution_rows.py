@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Sequence
 
+from exegpt.report.reasons import is_feasible, limit_name, reason_rows
+from exegpt.report.schedule_text import Record, knobs_text, stage_texts
 from exegpt.report.units import (
     ABSENT,
     format_gib,
@@ -17,55 +17,7 @@ from exegpt.report.units import (
     ratio_of,
 )
 
-Record = Mapping[str, Any]
-
 _MAX_GPUS_LISTED = 8
-
-_SYMBOLS = {
-    "encode_batch_size": "B_E",
-    "decode_batch_size": "B_D",
-    "decode_iterations": "N_D",
-    "num_micro_batches": "m",
-    "tp_size": "TP",
-    "num_tp_gpus": "TP GPUs",
-}
-
-
-def is_feasible(record: Record) -> bool:
-    """Whether a record of a policy holds a schedule rather than a reason why there is none."""
-    return "infeasible" not in record and record.get("throughput_per_s") is not None
-
-
-def knobs_text(record: Record) -> str:
-    """The knobs of a schedule in the paper's symbols: `B_E 32, N_D 16, m 2, TP 2`."""
-    knobs = dict(record.get("knobs") or {})
-    if record.get("policy") == "STATIC":
-        # A static batch decodes until its longest query ends; only its size is a choice.
-        batch = knobs.pop("encode_batch_size", None)
-        knobs.pop("decode_batch_size", None)
-        knobs.pop("decode_iterations", None)
-        knobs = {"batch": batch, **knobs}
-    if knobs.get("tp_size") == 1:
-        knobs.pop("num_tp_gpus", None)
-    replicas = record.get("num_replicas", 1)
-    parts = [f"{_SYMBOLS.get(key, key)} {value}" for key, value in knobs.items() if value is not None]
-    return ", ".join(parts + ([f"{replicas} replicas"] if replicas > 1 else [])) or ABSENT
-
-
-def stage_texts(stages: Sequence[Record]) -> list[str]:
-    """One text per run of stages of equal role: `4 stages (both): ranks 0-3, layers 0-7 | 8-15`."""
-    texts = []
-    for role, group in groupby(stages, key=lambda stage: stage.get("role")):
-        members = list(group)
-        places = [f"{_ranks(s['ranks'])} layers {s['layers'][0]}-{s['layers'][1] - 1}" for s in members]
-        count = "1 stage" if len(members) == 1 else f"{len(members)} stages"
-        purpose = "encode and decode" if role == "both" else str(role)
-        texts.append(f"{count}, {purpose}: " + " | ".join(places))
-    return texts
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
 def bound_text(value_s: float | None, bound_s: float | None) -> str:
@@ -89,6 +41,9 @@ def memory_text(record: Record) -> str:
     text = format_gib(max(per_gpu))
     if limit is not None:
         text += f" of {format_gib(limit)} ({format_percent(max(per_gpu) / limit)})"
+    if record.get("memory_parts_bytes"):
+        # A table of its own says what each holds.
+        return text
     each = [format_number(value / 2**30) for value in per_gpu]
     if len(each) > _MAX_GPUS_LISTED:
         text += f"; per GPU from {format_gib(min(per_gpu))}"
@@ -110,7 +65,7 @@ def solution_rows(solve: Record) -> list[tuple[str, str]]:
     """The chosen schedule, or what comes closest, or the constraints alone: label and value."""
     if not solve.get("knobs"):
         return _constraint_rows(solve) + _margin_rows(solve) + _search_rows(solve)
-    rows = [("policy", str(solve.get("policy") or ABSENT)), ("knobs", knobs_text(solve))]
+    rows = [("policy", str(solve.get("policy") or ABSENT)), ("knobs", knobs_text(solve)), *reason_rows(solve)]
     rows += [
         ("stages" if i == 0 else "", text) for i, text in enumerate(stage_texts(solve.get("stages") or ()))
     ]
@@ -220,20 +175,37 @@ def advice_rows(solve: Record) -> list[tuple[str, str]]:
 def policy_columns(solve: Record) -> tuple[str, ...]:
     """Columns of `policy_rows`; with a price also the cost of a million output tokens."""
     cost = ("cost/Mtok",) if solve.get("cost_per_hour") is not None else ()
-    return ("policy", "seq/s", "tok/s", "latency", "TTFT", *cost, "ratio", "knobs")
+    return ("policy", "seq/s", "tok/s", "latency", "TTFT", *cost, "ratio", "limit", "knobs")
+
+
+def policy_title(solve: Record) -> str:
+    """Heading of `policy_rows`, followed by `baseline_rows`."""
+    below = "; below the line, baselines" if solve.get("baselines") else ""
+    ratio = "" if solve.get("status") == "infeasible" else " (ratio: chosen throughput over this one's)"
+    return f"Policies at their best under the same bound{below}{ratio}"
 
 
 def policy_rows(solve: Record) -> list[tuple[str, ...]]:
-    """Best schedule of each policy and baseline, or why it has none, in `policy_columns`.
+    """Best schedule of each policy, or why it has none, in `policy_columns`; the best comes first.
 
-    The ratio is the chosen throughput over that of the row: what choosing gains.
+    The ratio is the chosen throughput over that of the row: what choosing gains. The limit is what stops a
+    larger batch: a constraint, `profile`, `range`, or `none` where it would only serve less.
     """
+    return _compared(solve, "policies")
+
+
+def baseline_rows(solve: Record) -> list[tuple[str, ...]]:
+    """As `policy_rows`, of the baselines."""
+    return _compared(solve, "baselines")
+
+
+def _compared(solve: Record, group: str) -> list[tuple[str, ...]]:
     columns = policy_columns(solve)
     chosen = None if solve.get("status") == "infeasible" else solve.get("throughput_per_s")
-    named = [(name, record) for name, record in (solve.get("policies") or {}).items()]
-    named += [(f"{name} (baseline)", record) for name, record in (solve.get("baselines") or {}).items()]
+    records = solve.get(group) or {}
     rows: list[tuple[str, ...]] = []
-    for name, record in named:
+    for name in sorted(records, key=lambda name: -(records[name].get("throughput_per_s") or 0.0)):
+        record = {"policy": name, **records[name]}
         if is_feasible(record):
             cells = {
                 "policy": name,
@@ -243,7 +215,8 @@ def policy_rows(solve: Record) -> list[tuple[str, ...]]:
                 "TTFT": format_seconds(record.get("ttft_s")),
                 "cost/Mtok": format_number(record.get("cost_per_million_output_tokens")),
                 "ratio": format_ratio(ratio_of(chosen, record["throughput_per_s"])),
-                "knobs": knobs_text({"policy": name.removesuffix(" (baseline)"), **record}),
+                "limit": limit_name(record) or ABSENT,
+                "knobs": knobs_text(record),
             }
             rows.append(tuple(cells[column] for column in columns))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from exegpt.report.solution_rows import Record
+from exegpt.report.schedule_text import Record
 from exegpt.report.units import ABSENT, format_gib, format_number, format_seconds
 
 OPERATOR_COLUMNS = ("operator", "TP", "up to", "costs")

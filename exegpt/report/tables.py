@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from exegpt.report import frontier_rows as frontier
+from exegpt.report import memory_rows as memory
 from exegpt.report import rows
 from exegpt.report import sizing_rows as sizing
 from exegpt.report import solution_rows as solution
 from exegpt.report import support_rows as reach
-from exegpt.report.solution_rows import Record
+from exegpt.report.schedule_text import Record
 from exegpt.report.units import ABSENT, format_number, format_ratio, format_seconds
 
 if TYPE_CHECKING:
@@ -28,19 +29,18 @@ _NUM_FIGURES = 6
 def solution_table(solve: Record, console: Console | None = None) -> None:
     """Print the answer of the solver.
 
-    The chosen schedule, or for an infeasible answer the one that comes closest and what to relax;
-    below it each policy and baseline at its best, or why it has none.
+    The chosen schedule and why it won, or for an infeasible answer the one that comes closest and what to
+    relax; what its memory is for; each policy and baseline at its best, or why it has none.
     """
     console = console or Console(width=WIDTH)
     facts = solution.solution_rows(solve) + solution.advice_rows(solve)
     _facts(console, solution.solution_title(solve), facts, alarm=solve.get("status") == "infeasible")
-    if compared := solution.policy_rows(solve):
-        _grid(
-            console,
-            "Policies at their best under the same bound (ratio: chosen throughput over this one's)",
-            solution.policy_columns(solve),
-            compared,
-        )
+    if used := memory.memory_rows(solve):
+        _grid(console, memory.memory_title(solve), memory.memory_columns(solve), used)
+    policies, baselines = solution.policy_rows(solve), solution.baseline_rows(solve)
+    if policies or baselines:
+        columns, title = solution.policy_columns(solve), solution.policy_title(solve)
+        _grid(console, title, columns, policies + baselines, text=("limit",), line_after=len(policies))
 
 
 def frontier_table(solve: Record, console: Console | None = None) -> None:
@@ -146,6 +146,7 @@ def _grid(
     text_columns: int = 1,
     folding: Sequence[str] = ("knobs",),
     text: Sequence[str] = (),
+    line_after: int | None = None,
 ) -> None:
     console.print(Text(title, style="bold"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -157,6 +158,6 @@ def _grid(
             overflow="fold",
             no_wrap=column not in folding,
         )
-    for line in lines:
-        table.add_row(*(Text(str(cell)) for cell in line))
+    for at, line in enumerate(lines, 1):
+        table.add_row(*(Text(str(cell)) for cell in line), end_section=at == line_after)
     console.print(table)

@@ -73,7 +73,8 @@ class Frontier:
 
 def _point_record(best: Best, problem: Problem) -> dict[str, Any]:
     record = candidate_record(best, problem.lengths.mean_output)
-    kept = {name: value for name, value in record.items() if name not in ("stages", "memory_bytes")}
+    left_out = ("stages", "memory_bytes", "memory_parts_bytes")
+    kept = {name: value for name, value in record.items() if name not in left_out}
     costs = token_costs(problem.cluster, problem.lengths, best.throughput_per_s)
     return {"least_bound_s": least_bound_s(best), **kept, **costs}
 

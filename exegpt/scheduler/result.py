@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from exegpt.schedule import SIDED_POLICIES, Knobs, Schedule
 from exegpt.scheduler.continuous import continuous_knobs
 from exegpt.simulator.choice import Choice, Estimates
 from exegpt.specs import Policy
+
+if TYPE_CHECKING:
+    from exegpt.scheduler.limits import NextBatch
 
 
 def side_knobs(choice: Choice) -> dict[str, int]:
@@ -32,8 +35,9 @@ def side_knobs(choice: Choice) -> dict[str, int]:
 class Best:
     """The best candidate of a search, with its estimates in seconds and bytes.
 
-    `batch` and `extent` count what `Choice` says; `score` is what the search made greatest; `worst` are the
-    values that met the constraints where a margin was planned.
+    `batch` and `extent` count what `Choice` says; `score` is what the search made greatest; `memory_parts`
+    are the bytes of a rank of every stage by use; `worst` are the values that met the constraints where a
+    margin was planned.
     """
 
     choice: Choice
@@ -46,12 +50,14 @@ class Best:
     tpot_s: float
     decode_batch_size: float
     memory_bytes: tuple[int, ...]
+    memory_parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     worst: Mapping[str, float] | None = None
 
     @classmethod
     def of(cls, choice: Choice, batch: int, extent: int, e: Estimates, *, at: int = 0) -> Best:
         """The candidate that row `at` of the estimates is of, scored by its throughput."""
         throughput_per_s = float(e.throughput_per_s[at])
+        parts = e.memory.parts_bytes.items()
         return cls(
             choice=choice,
             batch=batch,
@@ -63,6 +69,7 @@ class Best:
             tpot_s=float(e.tpot_s[at]),
             decode_batch_size=float(e.decode_batch_size[at]),
             memory_bytes=tuple(int(b) for b in e.memory.total_bytes[at]),
+            memory_parts={name: tuple(int(b) for b in part[at]) for name, part in parts},
             worst=None if e.worst is None else {name: float(v[at]) for name, v in e.worst.items()},
         )
 
@@ -126,6 +133,8 @@ class SearchResult:
         needed (nothing is feasible) it is searched for, else it comes from what was evaluated.
     binding : tuple of str
         Search ranges that the best candidate lies at the edge of.
+    further : NextBatch, optional
+        The best candidate with the next larger batch, and the constraints that this breaks.
     """
 
     best: Best | None
@@ -135,3 +144,4 @@ class SearchResult:
     rejected: Mapping[str, int]
     closest: Mapping[str, float]
     binding: tuple[str, ...] = ()
+    further: NextBatch | None = None

@@ -76,20 +76,38 @@ class Solution:
             "baselines_wall_s": self.baselines_wall_s,
             "policies": {p.value: self._one(r) for p, r in self.policies.items()},
             "baselines": {p.value: self._one(r) for p, r in self.baselines.items()},
-            "notes": [*self.problem.lengths.notes, *self.problem.profile.notes],
+            "notes": [*self.problem.lengths.notes, *self.problem.profile.notes, *self._faster_rivals()],
             "binding": list(self.policies[self.winner].binding) if self.winner else [],
         }
         if self.margins is not None:
             record["margins"] = self.margins.record(self.best)
-        if self.best:
-            return {**self._candidate(self.best), **record}
+        if self.winner:
+            return {**self._one(self.policies[self.winner]), **record}
         return {
             **record,
             "reason": "; ".join(f"{p.value}: {self.reason(r)}" for p, r in self.policies.items()),
         }
 
     def _one(self, result: SearchResult) -> dict[str, Any]:
-        return self._candidate(result.best) if result.best else {"infeasible": self.reason(result)}
+        if not result.best:
+            return {"infeasible": self.reason(result)}
+        further = None if result.further is None else result.further.record()
+        return {**self._candidate(result.best), "next_batch": further}
+
+    def _faster_rivals(self) -> list[str]:
+        """A note if a baseline, which does not compete, would serve more than what was chosen."""
+        rates = {p.value: r.best.throughput_per_s for p, r in self.baselines.items() if r.best}
+        own = self.best.throughput_per_s if self.best else 0.0
+        faster = sorted((p for p in rates if rates[p] > own), key=lambda p: -rates[p])
+        if not faster:
+            return []
+        named = ", ".join(
+            f"{p} {rates[p]:.3g} seq/s" + (f" ({rates[p] / own:.2f}x)" if own else "") for p in faster
+        )
+        return [
+            f"faster under the same bound, but a baseline that does not compete: {named}; "
+            "solver.policies=all lets every policy be chosen"
+        ]
 
     def _candidate(self, best: Best) -> dict[str, Any]:
         problem = self.problem
@@ -119,7 +137,7 @@ class Solution:
                 f"{memory / GIB + 0.01:.2f}"
             )
         if ways:
-            return " or ".join(ways) + " (each alone is enough)"
+            return " or ".join(ways) + (" (each alone is enough)" if len(ways) > 1 else "")
         return self._combined(result)
 
     def _combined(self, result: SearchResult) -> str:
@@ -150,7 +168,10 @@ def candidate_record(best: Best, mean_output_tokens: float) -> dict[str, Any]:
     """A candidate under the names of result.json; memory is that of one replica's GPUs."""
     choice = best.choice
     stages = [{"role": s.role, "ranks": list(s.ranks), "layers": list(s.layers)} for s in choice.stages]
-    per_gpu = [b for s, b in zip(choice.stages, best.memory_bytes, strict=True) for _ in s.ranks]
+
+    def per_gpu(per_stage: tuple[int, ...]) -> list[int]:
+        return [b for s, b in zip(choice.stages, per_stage, strict=True) for _ in s.ranks]
+
     knobs = asdict(best.knobs())
     worst = {} if best.worst is None else {"worst": worst_record(best.worst)}
     return {
@@ -159,6 +180,7 @@ def candidate_record(best: Best, mean_output_tokens: float) -> dict[str, Any]:
         "knobs": {name: value for name, value in knobs.items() if value is not None},
         "stages": stages,
         **best.predicted(mean_output_tokens),
-        "memory_bytes": per_gpu,
+        "memory_bytes": per_gpu(best.memory_bytes),
+        "memory_parts_bytes": {name: per_gpu(part) for name, part in best.memory_parts.items()},
         **worst,
     }

@@ -15,6 +15,7 @@ from exegpt.scheduler import exhaustive, monotone
 from exegpt.scheduler.aside import Aside
 from exegpt.scheduler.branch_and_bound import Found, branch_and_bound
 from exegpt.scheduler.candidates import Constraints
+from exegpt.scheduler.limits import NextBatch, binding_ranges, next_batch, roomier_per_s
 from exegpt.scheduler.margins import Margins
 from exegpt.scheduler.problem import BASELINES, Problem
 from exegpt.scheduler.result import Best, SearchResult
@@ -189,6 +190,7 @@ class _Searcher:
         if found.best is None and method is not SolverName.exhaustive and space.size:
             closest |= self._closest(space)
         upper = found.best.throughput_per_s if found.best else 0.0
+        further, binding = self._edges(space, found.best) if found.best else (None, ())
         return SearchResult(
             best=found.best,
             throughput_upper_per_s=None if method is SolverName.paper else upper,
@@ -196,8 +198,17 @@ class _Searcher:
             space_size=space.size,
             rejected=found.tally.counts,
             closest=closest,
-            binding=self._binding(space, found.best) if found.best else (),
+            binding=binding,
+            further=further,
         )
+
+    def _edges(self, space: PolicySpace, best: Best) -> tuple[NextBatch, tuple[str, ...]]:
+        """What the next larger batch runs into, and ranges that the best candidate lies at the edge of."""
+        estimate, constraints = self.steady.estimate, self.constraints
+        further = next_batch(space, best, estimate, constraints)
+        if not further.breaks:
+            further = replace(further, roomier_per_s=roomier_per_s(self.problem, best))
+        return further, binding_ranges(self.problem, space, best, further, estimate, constraints)
 
     def _closest(self, space: PolicySpace) -> dict[str, float]:
         """The lowest value of each constraint that meets all others: what a bound has to become."""
@@ -207,23 +218,6 @@ class _Searcher:
                 best = self.branch([space], name)[0].best
                 closest[name] = math.inf if best is None else -best.score
         return closest
-
-    def _binding(self, space: PolicySpace, best: Best) -> tuple[str, ...]:
-        """Search ranges that the best candidate lies at the edge of, in words."""
-        step = int(space.step[space.choices.index(best.choice)])
-        most = self.problem.max_encode_batch_size
-        if most is not None and best.batch + step > most:
-            return (
-                f"encode_batch_size={best.batch} is the largest searched, limited by "
-                "solver.max_encode_batch_size",
-            )
-        beyond = self.steady.estimate(best.choice, np.asarray([best.batch + step]), np.asarray([best.extent]))
-        if np.isfinite(beyond.cycle_s[0]):
-            return ()
-        return (
-            f"encode_batch_size={best.batch}: a larger one needs batches or contexts beyond the profile "
-            "(raise profile.budget_s)",
-        )
 
 
 def resolve_bound(problem: Problem) -> BoundSpec:

@@ -36,6 +36,16 @@ class MemoryPlan:
         """Everything together."""
         return np.asarray(self.weights_bytes + self.kv_bytes + self.activation_bytes + self.runtime_bytes)
 
+    @property
+    def parts_bytes(self) -> dict[str, FloatArray]:
+        """What `total_bytes` is the sum of, by name, in its shape."""
+        return {
+            "weights": self.weights_bytes,
+            "kv": self.kv_bytes,
+            "activations": self.activation_bytes,
+            "runtime": np.full_like(self.kv_bytes, self.runtime_bytes),
+        }
+
 
 def stage_weight_bytes(model: ModelSpec, stages: tuple[Stage, ...], dtype: Dtype) -> FloatArray:
     """Weight bytes on the fullest rank of every stage of one pipeline, shape (num_stages,).

@@ -38,8 +38,8 @@ def test_solution_shows_the_schedule_and_its_rivals(solve_record, console):
     solution_table(solve_record, console)
     text = squeezed(console)
     assert "Chosen schedule" in text
-    assert "B_E 32, B_D 152, N_D 16, m 2, TP 2, TP GPUs 4" in text
-    assert "2 stages, encode and decode: ranks 0-1 layers 0-14 | ranks 2-3 layers 15-29" in text
+    assert "B_E 32, B_D 152, N_D 16, m 2, 2 x TP 2" in text
+    assert "2 stages, encode and decode: ranks 0-3 layers 0-29 (2 groups of 2, 15 each)" in text
     assert "12.3 seq/s, 1,580 output tok/s" in text
     assert "4.20 s of 5.00 s (84.0 %)" in text
     assert "31.0 GiB of 48.0 GiB (64.6 %); per GPU 31.0, 31.0, 29.0, 29.0 GiB" in text
@@ -51,11 +51,22 @@ def test_solution_shows_the_schedule_and_its_rivals(solve_record, console):
 def test_rivals_carry_ratio_or_reason(solve_record):
     by_name = {row[0]: row for row in solution.policy_rows(solve_record)}
     assert by_name["RRA"][5] == "1.00x"
+    assert by_name["WAA_C"][-1] == "none: both sides need 52 GiB [per GPU]"
+    assert set(by_name["WAA_C"][1:-1]) == {"-"}
+    (static,) = solution.baseline_rows(solve_record)
     # 12.34 / 5.1
-    assert by_name["STATIC (baseline)"][5] == "2.42x"
-    assert by_name["STATIC (baseline)"][6] == "batch 16, m 1, TP 2, TP GPUs 4"
-    assert by_name["WAA_C"][6] == "none: both sides need 52 GiB [per GPU]"
-    assert set(by_name["WAA_C"][1:6]) == {"-"}
+    assert (static[0], static[5], static[-1]) == ("STATIC", "2.42x", "batch 16, m 1, 2 x TP 2")
+    assert "below the line, baselines" in solution.policy_title(solve_record)
+
+
+def test_the_best_comes_first_and_what_has_no_schedule_last(solve_record):
+    rra = solve_record["policies"]["RRA"]
+    solve_record["policies"] = {
+        "WAA_C": {"infeasible": "too large"},
+        "RRA": rra,
+        "WAA": {**rra, "throughput_per_s": 13.0},
+    }
+    assert [row[0] for row in solution.policy_rows(solve_record)] == ["WAA", "RRA", "WAA_C"]
 
 
 def test_costs_are_shown_where_there_is_a_price(solve_record, console):
